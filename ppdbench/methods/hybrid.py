@@ -3,7 +3,7 @@
 What a text has said before is found for nothing and goes on for many tokens; what it says for
 the first time only a part that was trained on such text can guess. As SuffixDecoding's hybrid does
 (Oliaro et al. 2024), a copy of a longer ending is drafted alone and spares the part its work;
-otherwise the part guesses, and a copy of a shorter ending joins its tree as one more branch.
+otherwise the part guesses, and copies of a shorter ending join its tree as further branches.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ class Hybrid:
     longest_suffix: int = option(3, "tokens of the longest suffix looked up")
     alone: int = option(2, "tokens of a suffix whose copy is drafted without guesses beside it")
     max_draft: int = option(8, "tokens of such a copy proposed at most")
-    beside: int = option(4, "tokens of the copy of a shorter suffix, which joins the guesses")
+    branches: int = option(2, "copies of a shorter suffix that join the guesses at most")
+    branch_length: int = option(3, "tokens of each of these")
 
     def __post_init__(self) -> None:
         check_words("hybrid", self, of=PARTS)
-        check_least("hybrid", self, longest_suffix=1, alone=1, max_draft=1, beside=0)
+        check_least(
+            "hybrid", self, longest_suffix=1, alone=1, max_draft=1, branches=0, branch_length=1
+        )
 
     def prepare(self, setup: Setup) -> HybridProposer:
         """Load the part, which drafts the likeliest tokens: none of a copy is drawn either."""
@@ -71,7 +74,8 @@ class HybridProposer(Proposer):
 
     def __init__(self, options: Hybrid, part: Proposer) -> None:
         self.options, self.part = options, part
-        self.rows = max(1 + options.max_draft, part.rows + options.beside)
+        beside = options.branches * options.branch_length
+        self.rows = max(1 + options.max_draft, part.rows + beside)
         self.taps, self.loaded, self.used = part.taps, part.loaded, part.used
         self._copies = Copies(options.longest_suffix)
 
@@ -80,14 +84,16 @@ class HybridProposer(Proposer):
         self.part.start(session, prefill)
 
     def propose(self, session: Session, room: int) -> Draft:
-        tokens = session.tokens
-        copy = self._copies.latest(tokens)
-        if copy is None:
-            return self.part.propose(session, room)
-        is_alone = copy.length >= self.options.alone
-        most = self.options.max_draft if is_alone else self.options.beside
-        copied = Draft.chain(tokens[copy.behind : copy.behind + min(room, most)])
-        return copied if is_alone else Draft.merged([self.part.propose(session, room), copied])
+        tokens, options = session.tokens, self.options
+        copied = self._copies.of(tokens)
+        if copied is not None and copied.length >= options.alone:
+            return Draft.chain(copied.follows(tokens, min(room, options.max_draft)))
+        guesses = self.part.propose(session, room)
+        if copied is None:
+            return guesses
+        most = min(room, options.branch_length)
+        copies = copied.branches(tokens, most, options.branches)
+        return Draft.merged([guesses, *map(Draft.chain, copies)])
 
     def learn(self, session: Session, verified: Verified) -> None:
         self.part.learn(session, verified)

@@ -65,9 +65,7 @@ class PromptLookupProposer(Proposer):
         self._copies.forget()
 
     def propose(self, session: Session, room: int) -> Draft:
-        tokens = session.tokens
-        copy = self._copies.latest(tokens)
-        if copy is None:
+        copied = self._copies.of(session.tokens)
+        if copied is None:
             return Draft.empty()
-        most = min(room, self.options.max_draft)
-        return Draft.chain(tokens[copy.behind : copy.behind + most])
+        return Draft.chain(copied.follows(session.tokens, min(room, self.options.max_draft)))

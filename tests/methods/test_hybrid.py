@@ -18,7 +18,7 @@ from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
 from ppdbench.errors import ConfigError
 from ppdbench.methods import METHODS
-from ppdbench.methods.copies import Copies, Copy
+from ppdbench.methods.copies import Copied, Copies
 from ppdbench.methods.hybrid import Hybrid, HybridProposer
 from ppdbench.testing import assert_order_is_nothing, ends_inside_drafts
 from tests.decoding.matrix import CAPACITY, CLOCK, Case, assert_exact, cases, decode_case
@@ -130,21 +130,30 @@ def test_the_copy_of_a_longer_suffix_is_drafted_without_asking_the_part() -> Non
     assert part.asked == 0
 
 
-def test_the_copy_of_a_shorter_suffix_joins_the_parts_tree() -> None:
+def test_copies_of_a_shorter_suffix_join_the_parts_tree() -> None:
     part = Scripted(Draft.tree([12, 7, 13, 8], [-1, -1, 0, 1]))
-    found = proposed([10, 12, 13, 14, 9, 10], part, beside=3)
+    once = [10, 12, 13, 14, 9, 10]
+    found = proposed(once, part)
     assert found == Draft.tree([12, 7, 13, 8, 14], [-1, -1, 0, 1, 2])
     assert part.asked == 1
-    found = proposed([11, 10, 12, 13, 14, 9, 11, 10], part, beside=3, alone=3)
-    assert len(found) == 5, "a suffix of two is short where three are asked for"
+    twice = [10, 15, 16, 17, 18, *once]
+    both = Draft.tree([12, 7, 13, 8, 14, 15, 16, 17], [-1, -1, 0, 1, 2, -1, 5, 6])
+    assert proposed(twice, part) == both
+    assert proposed(twice, part, branches=1) == found
+    assert proposed(twice, part, branches=0) == part.draft
+    assert len(proposed(twice, part, branch_length=1)) == 5
+    assert len(proposed(twice, part, room=2)) == 6
+    longer = proposed([11, 10, 12, 13, 14, 9, 11, 10], part, alone=3)
+    assert longer == found, "a suffix of two is short where three are asked for"
 
 
 def test_what_is_verified_has_no_more_rows_than_was_said() -> None:
     part = Scripted(Draft.tree([7, 8, 9], [-1, -1, -1]))
-    text = [10, *range(20, 30), 10]
-    assert proposed(text, part, beside=5).rows == HybridProposer(Hybrid(beside=5), part).rows == 9
-    alone = proposed(text, part, alone=1, max_draft=9, beside=5)
-    assert alone.rows == HybridProposer(Hybrid(max_draft=9, beside=5), part).rows == 10
+    text = [10, *range(20, 30), 10, *range(30, 40), 10]
+    assert proposed(text, part).rows == 4 + 2 * 3
+    assert HybridProposer(Hybrid(), part).rows == 4 + 2 * 3
+    assert proposed(text, part, alone=1, max_draft=11).rows == 12
+    assert HybridProposer(Hybrid(max_draft=11), part).rows == 12
 
 
 def test_the_part_learns_from_drafts_that_are_not_its_own() -> None:
@@ -172,15 +181,25 @@ def test_nothing_is_drawn_of_drafts_where_tokens_are(reference: Loaded) -> None:
 # Copies
 
 
-def test_the_latest_copy_of_the_longest_suffix_is_found() -> None:
+def test_copies_of_the_longest_suffix_are_found() -> None:
     copies = Copies(3)
     text = [1, 2, 3, 4, 2, 3, 5, 1, 2, 3]
-    assert copies.latest(text) == Copy(3, 3)
-    assert copies.latest([*text, 4, 2, 3]) == Copy(3, 6)
-    assert Copies(2).latest(text) == Copy(2, 6)
-    assert Copies(3).latest([1, 2, 3, 4]) is None
+    assert copies.of(text) == Copied(3, [3])
+    assert copies.of([*text, 4, 2, 3]) == Copied(3, [6])
+    assert Copies(2).of(text) == Copied(2, [3, 6])
+    assert Copies(3).of([1, 2, 3, 4]) is None
     copies.forget()
-    assert copies.latest([9, 9]) == Copy(1, 1)
+    assert copies.of([9, 9]) == Copied(1, [1])
+
+
+def test_what_follows_copies_goes_on_differently() -> None:
+    text = [1, 2, 3, 1, 2, 4, 1, 5, 6, 1, 2, 7, 1]
+    copied = Copies(1).of(text)
+    assert copied is not None
+    assert copied.follows(text, 2) == [2, 7]
+    assert copied.branches(text, 2, 3) == [[2, 7], [5, 6]]
+    assert copied.branches(text, 2, 1) == [[2, 7]]
+    assert copied.branches(text, 1, 0) == []
 
 
 # Options
@@ -192,7 +211,7 @@ def test_the_latest_copy_of_the_longest_suffix_is_found() -> None:
         ({"of": "ppd"}, "hybrid: of='ppd' is not known; use medusa, eagle"),
         ({"alone": "0"}, "alone=0; use 1 or more"),
         ({"max_draft": "0"}, "max_draft=0; use 1 or more"),
-        ({"beside": "-1"}, "beside=-1; use 0 or more"),
+        ({"branches": "-1"}, "branches=-1; use 0 or more"),
         ({"longest_suffix": "0"}, "longest_suffix=0; use 1 or more"),
     ],
 )
@@ -205,7 +224,7 @@ def test_the_parts_own_options_are_passed_on(reference: Loaded, tmp_path: Path) 
     setup = Setup(reference, CAPACITY)
     small = METHODS.get("hybrid").build({"tree": "3"}).prepare(setup)
     large = METHODS.get("hybrid").build({"tree": "6"}).prepare(setup)
-    assert (small.rows, large.rows) == (9, 10), "9 rows of a copy alone, or 4 beside the tree"
+    assert (small.rows, large.rows) == (3 + 6, 6 + 6)
     assert small.used == {"addon": "reference", "tree": "3"}
     with pytest.raises(ConfigError, match="medusa: no add-on for"):
         METHODS.get("hybrid").build({}).prepare(
