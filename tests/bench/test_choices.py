@@ -165,7 +165,7 @@ def test_of_another_model_of_the_package_those_parts_are_taken_that_came_with_it
     assert options["eagle"] == {}
     assert options["rest"] == {"datastore": "smollm2"}
     left = {why.split(":")[0] for why in lacking}
-    assert left == {"hidden-transfer", "medusa", "prompt-tokens", "speculative"}
+    assert left == {"hidden-transfer", "hybrid", "medusa", "prompt-tokens", "speculative"}
 
 
 def test_parts_that_came_with_a_model_serve_where_none_are_named(
