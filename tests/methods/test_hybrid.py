@@ -220,7 +220,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, str], said: s
         METHODS.get("hybrid").build(options)
 
 
-def test_the_parts_own_options_are_passed_on(reference: Loaded, tmp_path: Path) -> None:
+def test_the_parts_own_options_are_passed_on(reference: Loaded) -> None:
     setup = Setup(reference, CAPACITY)
     small = METHODS.get("hybrid").build({"tree": "3"}).prepare(setup)
     large = METHODS.get("hybrid").build({"tree": "6"}).prepare(setup)
@@ -232,9 +232,7 @@ def test_the_parts_own_options_are_passed_on(reference: Loaded, tmp_path: Path) 
         )
 
 
-def test_among_all_methods_it_is_left_out_where_there_is_no_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_among_all_methods_it_is_left_out_where_there_is_no_part() -> None:
     assert "hybrid" in {choice.name for choice in every_method("reference")[0]}
     chosen, lacking = every_method("synthetic:llama-20m")
     assert "hybrid" not in {choice.name for choice in chosen}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -24,13 +22,12 @@ def compiler_works(folder: Path) -> bool:
     """True if something here compiles C++ for this processor: then it must compile the kernels."""
     empty = folder / "empty.cpp"
     empty.write_text("#include <thread>\nint main() {}\n", encoding="utf-8")
-    asked = shlex.split(os.environ.get("CXX", ""))
-    for call in [asked] if asked else [[name] for name in native.COMPILERS]:
-        if shutil.which(call[0]):
-            words = [*call, *native.FLAGS, "-fsyntax-only", str(empty)]
-            if subprocess.run(words, check=False).returncode == 0:
-                return True
-    return False
+    try:
+        compilers = native._compilers()
+    except Unavailable:
+        return False
+    commands = [[*words, *native.FLAGS, "-fsyntax-only", str(empty)] for words in compilers]
+    return any(subprocess.run(words, check=False).returncode == 0 for words in commands)
 
 
 @pytest.fixture(scope="session", autouse=True)
