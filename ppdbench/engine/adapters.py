@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -351,10 +352,16 @@ class Adapter:
         """Compile the layers, with one artefact for all of them and for any batch."""
         self._passes = [torch.compile(layer.forward, dynamic=True) for layer in self.layers]
 
-    def pack(self, make: Exchange = packed, before: Callable[[int], None] | None = None) -> None:
+    def pack(
+        self,
+        make: Exchange = packed,
+        before: Callable[[int], None] | None = None,
+        behind: Callable[[int], None] | None = None,
+    ) -> None:
         """Lay the weights out for this machine's matrix kernels, no two layers at once.
 
-        `make` gives a product in its new layout; `before` is told of each layer that comes next.
+        `make` gives a product in its new layout; `before` is told of each layer that comes next,
+        and `behind` of each that is done.
         """
         make = for_all_owners(make, self.layers)
         files = Files.behind(t for p in self.model.parameters() for t in parts(p))
@@ -364,6 +371,8 @@ class Adapter:
             exchange(layer, make)
             files.release()
             trim()
+            if behind is not None:
+                behind(index)
         self.head = exchange(self.head, make)
         self.model.set_output_embeddings(self.head)
         if self.transform is not None:
@@ -560,7 +569,7 @@ class Adapter:
             1
             if whole or i not in self.anatomy.attending
             else query_heads(self.config, i) // row.heads
-            for i, row in enumerate(self.row_shapes())
+            for i, row in enumerate(self.row_shapes)
         )
 
     @property
@@ -568,6 +577,7 @@ class Adapter:
         """True if layers keep what keys and values of every head are made of."""
         return self._row_shape(0).latent
 
+    @cached_property
     def row_shapes(self) -> list[RowShape]:
         """The sizes of what each layer keeps of a token."""
         return list(map(self._row_shape, range(len(self.layers))))
@@ -575,9 +585,10 @@ class Adapter:
     def _row_shape(self, layer: int) -> RowShape:
         return self.family.rows(layer_config(self.config, layer), layer)
 
+    @cached_property
     def cache_shape(self) -> CacheShape:
-        """Return the shape of a KV cache for this model."""
-        rows = self.row_shapes()
+        """The shape of a KV cache for this model."""
+        rows = self.row_shapes
         row, sources = rows[0], self.anatomy.sources
         sizes = tuple((each.heads, max(each.key, each.value)) for each in rows)
         widest = sizes[0][1]

@@ -114,7 +114,7 @@ class StagedModel:
         self.text = tuple(i for i in text if i < self.vocab_size) or _words(self.vocab_size)
         self.device = self.adapter.device
         self.dtype = self.adapter.dtype
-        self.cache_shape = self.adapter.cache_shape()
+        self.cache_shape = self.adapter.cache_shape
         self.windows = self.adapter.windows
         if keep is not None:
             self.adapter.drop(i for i in range(self.n_layers) if i not in keep)

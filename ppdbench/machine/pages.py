@@ -100,6 +100,7 @@ class LargePages:
     def __init__(self) -> None:
         self._chunk: weakref.ref[np.ndarray[Any, Any]] | None = None
         self._used = 0
+        self._spans: dict[int, Span] = {}  # of all chunks that are still there
 
     def zeros(self, n: int, dtype: torch.dtype) -> Tensor:
         """So many zeros, on the CPU; on plain pages where there are no large ones to ask for."""
@@ -114,9 +115,21 @@ class LargePages:
                 mapped.madvise(mmap.MADV_HUGEPAGE)
             chunk = np.frombuffer(mapped, np.uint8)
             self._chunk, self._used = weakref.ref(chunk), 0
+            self._note(chunk)
         first, self._used = self._used, self._used + n_bytes
         # A storage of its own: who counts what a model holds goes by storages.
         return torch.from_numpy(chunk[first : first + n * dtype.itemsize]).view(dtype)
+
+    def holds_alone(self, tensor: Tensor) -> bool:
+        """True if a tensor is all of a piece: whoever has it may write there what it likes."""
+        start, end = span(tensor)
+        whole = tensor.untyped_storage().nbytes() == end - start
+        return whole and any(low <= start and end <= high for low, high in self._spans.values())
+
+    def _note(self, chunk: np.ndarray[Any, Any]) -> None:
+        start, key = chunk.ctypes.data, id(chunk)
+        self._spans[key] = start, start + len(chunk)
+        weakref.finalize(chunk, self._spans.pop, key)
 
 
 large_pages = LargePages()

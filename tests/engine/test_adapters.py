@@ -48,7 +48,7 @@ def test_before_and_behind_the_layers_stands_what_stands_there_in_transformers(n
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sizes_are_those_of_the_configuration(name: str) -> None:
     adapter = Adapter(stock_model(name))
-    config, shape = adapter.config, adapter.cache_shape()
+    config, shape = adapter.config, adapter.cache_shape
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     assert (shape.n_layers, shape.n_heads, shape.head_dim) == (4, heads, width)

@@ -156,12 +156,29 @@ def test_large_pages_are_given_back_with_the_last_weight_on_them() -> None:
     assert not room.zeros(1000, torch.float32).any()
 
 
+@linux
+@pytest.mark.usefixtures("_has_large_pages")
+def test_large_pages_know_what_is_alone_on_them() -> None:
+    room = LargePages()
+    piece, other = room.zeros(1000, torch.float32), LargePages().zeros(1000, torch.float32)
+    assert room.holds_alone(piece)
+    assert room.holds_alone(piece.view(10, 100))
+    assert not room.holds_alone(piece[:999])
+    assert not room.holds_alone(other)
+    assert not room.holds_alone(torch.zeros(1000))
+    del piece
+    gc.collect()
+    assert not room._spans
+
+
 def test_without_large_pages_weights_lie_on_plain_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "SETTINGS", tmp_path / "nowhere")
     room = LargePages()
-    assert not room.zeros(1000, torch.bfloat16).any()
+    made = room.zeros(1000, torch.bfloat16)
+    assert not made.any()
+    assert not room.holds_alone(made)
     assert room._chunk is None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppdbench.engine.flat.native import STORED_FORMS
+from ppdbench.engine.flat.native import STORED_FORMS, loaded
 from ppdbench.engine.flat.ops import UNTURNED, Buffer, CacheBlocks, Pass, Program
 from ppdbench.engine.flat.stored import store
 from ppdbench.engine.flat.weights import BLOCK, pack
@@ -75,6 +75,7 @@ def check(dtype: torch.dtype) -> None:
     """Refuse kernels for this type if any of them computes something else than it should."""
     made = torch.Generator().manual_seed(0)
     _check_products(dtype, made)
+    _check_packing_in_place(dtype, made)
     _check_long_products(dtype, made)
     _check_products_apart(dtype, made)
     _check_rows(dtype, made)
@@ -125,6 +126,13 @@ def _check_product(found: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | N
     added = 0 if bias is None else _wide(bias)
     wanted = _wide(rows) @ _wide(weight).T + added
     _close("a product", found, wanted, np.abs(_wide(rows)) @ np.abs(_wide(weight)).T + 1)
+
+
+def _check_packing_in_place(dtype: torch.dtype, made: torch.Generator) -> None:
+    weight = _random(made, 3 * BLOCK, 2 * BLOCK, dtype=dtype)
+    wanted = pack(weight).blob
+    if not loaded().move_in_place(weight) or not torch.equal(weight.view(-1), wanted):
+        raise Wrong("a weight that is packed where it lies comes out changed")
 
 
 def _check_long_products(dtype: torch.dtype, made: torch.Generator) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from ppdbench.engine.adapters import Adapter
 
 DTYPES = (torch.float32, torch.bfloat16)
-SAMPLE_BYTES = 16 << 20  # of layers that are timed, at least one of them
+SAMPLE_BYTES = 4 << 20  # of layers that are timed, at least one of them
 ROWS = (1, 9)
 TURNS = 2  # at most
 CLEAR = 2  # times as long: what needs no further turn
@@ -262,8 +263,8 @@ class Trial:
     def __init__(self, adapter: Adapter, text: Sequence[int]) -> None:
         rows = CHAIN + max(*ROWS, len(TREE)) + 1  # with some to spare, as in sessions
         adapter.prepare(rows)
-        self.adapter, self.cache = adapter, KVCache(adapter.cache_shape(), rows)
-        self._other = KVCache(adapter.cache_shape(), rows)  # of flat passes
+        self.adapter, self.cache = adapter, KVCache(adapter.cache_shape, rows)
+        self._other = KVCache(adapter.cache_shape, rows)  # of flat passes
         self.steps = StepMaker(rows, adapter.device, adapter.narrowest_window)
         self._heads_per_kv = adapter.heads_per_kv
         self._text, self._seed = itertools.cycle(text), torch.Generator().manual_seed(SEED)
@@ -278,12 +279,17 @@ class Trial:
         ids = torch.tensor([list(itertools.islice(self._text, rows))])
         return self.adapter.embed(ids, self.steps.chain(0, rows))
 
-    def compare(self, index: int, flat: nn.Module) -> None:
-        """A layer over the hidden states that come to it, against its flat copy."""
+    def as_it_is(self, index: int) -> list[Tensor]:
+        """What a layer makes of the hidden states that come to it."""
+        layers, runs = range(index, index + 1), zip(self.hidden, self._both, strict=True)
+        return [self.eagerly(self.adapter, hidden, layers, step) for hidden, step in runs]
+
+    def compare(self, index: int, flat: nn.Module, wanted: list[Tensor]) -> None:
+        """A layer that is flat by now, or its flat copy, over the same against what it made."""
         program = FlatLayers(self.adapter.with_layers({index: flat}), [index])
         for number, step in enumerate(self._both):
-            wanted = self._compared(program, index, self.adapter, number, step)
-            self.hidden[number] = wanted
+            self._hold(program, index, number, step, wanted[number])
+        self.hidden = wanted
 
     def compare_half(self, index: int, flat: nn.Module, *, rest: bool) -> None:
         """The same of a layer's attention alone.
@@ -296,7 +302,8 @@ class Trial:
         attending = adapter.with_layers({index: half})
         for number, step in enumerate(self._both):
             hidden, layers = self.hidden[number], range(index, index + 1)
-            wanted = self._compared(parts.layers, index, attending, number, step)
+            wanted = self.eagerly(attending, hidden, layers, step)
+            self._hold(parts.layers, index, number, step, wanted)
             if rest:
                 whole = self.eagerly(adapter, hidden, layers, step)
                 hold_rows(parts.rest(index, wanted, step), whole, f"the rest of layer {index}")
@@ -333,25 +340,23 @@ class Trial:
         """A chain, and a tree behind it."""
         return self.steps.chain(0, CHAIN), self.steps.tree(CHAIN, TREE)
 
-    def _compared(
-        self, program: FlatLayers, index: int, eager: Adapter, number: int, step: Step
-    ) -> Tensor:
-        """A layer as a program and as it is; the latter's states."""
-        hidden, layers = self.hidden[number], range(index, index + 1)
-        wanted = self.eagerly(eager, hidden, layers, step)
+    def _hold(
+        self, program: FlatLayers, index: int, number: int, step: Step, wanted: Tensor
+    ) -> None:
+        """A layer as a program over what comes to it, against what it makes as it is."""
+        hidden = self.hidden[number]
         self._other.begin(step, index, index + 1)
-        found = program.run(hidden, layers, step, self._other)
+        found = program.run(hidden, range(index, index + 1), step, self._other)
         assert found is not None
         added = (wanted - hidden).abs().amax(-1, keepdim=True)
         _hold_close(found, wanted, OF_LAYERS[found.dtype] * added, f"layer {index}")
-        return wanted
 
     def compare_readout(self, flat: FlatReadout) -> None:
         """The final norm and the head behind the last layer, against their flat copies."""
-        for hidden in self.hidden:
-            wanted, found = self.adapter.logits(hidden), flat.read(hidden)
-            assert found is not None
-            hold_rows(found.logits, wanted, "the readout")
+        hidden = self.hidden[-1]
+        wanted, found = self.adapter.logits(hidden), flat.read(hidden)
+        assert found is not None
+        hold_rows(found.logits, wanted, "the readout")
 
     def eagerly(self, adapter: Adapter, hidden: Tensor, layers: range, step: Step) -> Tensor:
         """Run layers as they are."""
@@ -441,18 +446,19 @@ def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
 
     Of layers that differ in nothing but weights one stands for all.
     """
-    trial, checks, ready = Trial(adapter, text), ProductChecks(), dict[int, nn.Module]()
+    trial, checks, wanted = Trial(adapter, text), ProductChecks(adapter.model), list[Tensor]()
     there = [i for i, layer in enumerate(adapter.layers) if is_there(layer)]
     compared = set(there[:1] if adapter.anatomy.alike else there)
 
     def before(index: int) -> None:
-        ready.clear()
         if index in compared:
-            twin, made = _twin(adapter.layers[index], checks.flat)
-            ready.update(made)
-            trial.compare(index, twin)
+            wanted[:] = trial.as_it_is(index)
 
-    adapter.pack(lambda module: ready.get(id(module)) or checks.flat(module), before)
+    def behind(index: int) -> None:
+        if index in compared:
+            trial.compare(index, adapter.layers[index], list(wanted))
+
+    adapter.pack(checks.for_good, before, behind)
     passes = FlatPasses(adapter)
     if is_there(adapter.head):
         trial.compare_readout(passes.readout)
@@ -480,7 +486,7 @@ def _lay_out_parts(adapter: Adapter, text: Sequence[int]) -> FlatParts:
         same = found[kind]
         if not (same and adapter.anatomy.alike):
             if kind == WHOLE:
-                trial.compare(index, twin)
+                trial.compare(index, twin, trial.as_it_is(index))
             elif kind == HALF:
                 trial.compare_half(index, twin, rest=not same)
             else:
@@ -509,24 +515,41 @@ class ProductChecks:
     The first of each shape is multiplied by, too, and held against plain rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         self._multiplied = set[object]()
+        parts = () if model is None else model.modules()
+        owned = (p for part in parts for p in part._parameters.values())
+        self._users = Counter(p.data_ptr() for p in owned if p is not None and is_plain(p))
 
-    def flat(self, product: nn.Module) -> nn.Module:
-        """Lay a product out and check it; others, and freed ones, stay."""
-        held = weights_of(product)
+    def flat(self, product: nn.Module, *, in_place: bool = False) -> nn.Module:
+        """Lay a product out and check it; others, and freed ones, stay.
+
+        `in_place`: where its weight lies, if that can be; nobody may call it any more.
+        """
+        held, levels = weights_of(product), levels_of(product)
         if held is None or not held[0].numel():
             return product
-        if (levels := levels_of(product)) is not None and not self._multiplied:
-            hold_stored(held[0].dtype)
-        made, (weight, bias) = FlatProduct(*held, levels), held
-        kind = weight.shape, weight.stride(), weight.dtype, bias is None, type(made.flat)
-        if kind not in self._multiplied:
-            _compare_product(made, *held)
-            self._multiplied.add(kind)
-        if not made.flat.holds(weight, bias):
+        weight, bias = held
+        if levels is not None and not self._multiplied:
+            hold_stored(weight.dtype)
+        kind = weight.shape, weight.stride(), weight.dtype, bias is None, levels is None
+        sample = None if kind in self._multiplied else SampledProduct(weight, bias)
+        self._multiplied.add(kind)
+        made = FlatProduct(weight, bias, levels, in_place=in_place)
+        if sample is not None:
+            sample.hold(made)
+        if not made.in_place and not made.flat.holds(weight, bias):
             raise RefusedError(f"a product of {made.out_features} columns holds other weights")
         return made
+
+    def for_good(self, product: nn.Module) -> nn.Module:
+        """The same of a product of the model that nobody calls any more.
+
+        In place, unless other parts have its weight too.
+        """
+        held = weights_of(product)
+        alone = held is not None and self._users[held[0].data_ptr()] == 1
+        return self.flat(product, in_place=alone)
 
 
 def hold_stored(dtype: torch.dtype) -> None:
@@ -537,19 +560,26 @@ def hold_stored(dtype: torch.dtype) -> None:
         raise RefusedError(str(error)) from error
 
 
-def _compare_product(made: FlatProduct, weight: Tensor, bias: Tensor | None) -> None:
-    """Compare some columns of a product, the first and the last among them, number by number."""
-    seed = torch.Generator().manual_seed(SEED)
-    x = torch.randn(CHECKED_ROWS, made.in_features, generator=seed).to(weight.dtype)
-    last = made.out_features
-    columns = torch.cat([torch.arange(at, min(at + COLUMNS, last)) for at in _places(last)])
-    rows = weight[columns].float()
-    wanted = x.float() @ rows.t()
-    terms = x.float().square().sum(-1, keepdim=True).sqrt() * rows.square().sum(-1).sqrt()
-    if bias is not None:
-        wanted += bias[columns].float()
-    found = made(x)[:, columns]
-    _hold_close(found, wanted, OF_TERMS[found.dtype] * terms, f"a product of {last} columns")
+class SampledProduct:
+    """Some columns of a product, the first and the last among them, of rows that are drawn."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        outputs, inputs = weight.shape
+        seed = torch.Generator().manual_seed(SEED)
+        self._x = torch.randn(CHECKED_ROWS, inputs, generator=seed).to(weight.dtype)
+        places = [torch.arange(at, min(at + COLUMNS, outputs)) for at in _places(outputs)]
+        self._columns = torch.cat(places)
+        x, rows = self._x.float(), weight[self._columns].float()
+        self._wanted = x @ rows.t()
+        self._terms = x.square().sum(-1, keepdim=True).sqrt() * rows.square().sum(-1).sqrt()
+        if bias is not None:
+            self._wanted += bias[self._columns].float()
+
+    def hold(self, made: FlatProduct) -> None:
+        """Refuse a product that makes others of them."""
+        found = made(self._x)[:, self._columns]
+        what = f"a product of {made.out_features} columns"
+        _hold_close(found, self._wanted, OF_TERMS[found.dtype] * self._terms, what)
 
 
 def _places(columns: int) -> list[int]:

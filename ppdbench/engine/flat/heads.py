@@ -60,7 +60,7 @@ class HeadSizes:
 
 def sizes_of(adapter: Adapter) -> list[HeadSizes]:
     """The heads of each layer, with the keys and values that it looks at."""
-    rows, shape = adapter.row_shapes(), adapter.cache_shape()
+    rows, shape = adapter.row_shapes, adapter.cache_shape
     found = []
     for i in range(shape.n_layers):
         row = rows[shape.source_of(i)]

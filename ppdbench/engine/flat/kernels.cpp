@@ -771,6 +771,53 @@ class Packing : public flat::Work {
     Layout layout_;
 };
 
+// Lays a weight of whole blocks out where it lies, each block by itself, and compares what came of it
+// with what was there.
+template <class T>
+class PackingInPlace : public flat::Work {
+   public:
+    PackingInPlace(T* rows, int64_t out, int64_t in, int threads)
+        : rows_(rows), out_(out), in_(in), rooms_(threads) {}
+    // False where there is not enough memory.
+    bool reserve() {
+        for (flat::Room& room : rooms_)
+            if (!room.reserve(block() * sizeof(T))) return false;
+        return true;
+    }
+    int64_t next() override {
+        const bool first = !begun_;
+        begun_ = true;
+        return first ? out_ / flat::BLOCK : 0;
+    }
+    void unit(int64_t unit, int thread) override {
+        T *there = rows_ + unit * block(), *was = rooms_[thread].as<T>();
+        memcpy(was, there, block() * sizeof(T));
+        Packing<T, TO_BLOB>(there, was, flat::BLOCK, in_, in_, 1).unit(0, 0);
+        Packing<T, COMPARE> compared(there, was, flat::BLOCK, in_, in_, 1);
+        compared.unit(0, 0);
+        if (!compared.same()) same_.store(false);
+    }
+    bool same() const { return same_.load(); }
+
+   private:
+    int64_t block() const { return flat::BLOCK * in_; }
+
+    T* const rows_;
+    const int64_t out_, in_;
+    std::vector<flat::Room> rooms_;
+    bool begun_ = false;
+    std::atomic<bool> same_{true};
+};
+
+template <class T>
+int pack_in_place(void* rows, int64_t out, int64_t in, int threads) {
+    auto& pool = shared->threads(threads);
+    PackingInPlace<T> packing((T*)rows, out, in, pool.threads());
+    if (!packing.reserve()) return -1;
+    pool.run(packing);
+    return packing.same();
+}
+
 template <class T, int HOW>
 bool pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int64_t step,
           int threads) {
@@ -821,6 +868,13 @@ int flat_pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step,
     std::lock_guard<std::mutex> guard(shared->one_at_a_time);
     auto meet = narrow ? PACKS<Bfloat16>[how] : PACKS<float>[how];
     return meet(blob, rows, out, in, row_step, step, threads);
+}
+
+// The same to its blob in the memory of a weight, whose rows are gone then, with the comparison: false
+// if it finds a difference. -1 where there is not enough memory, and all is as it was.
+int flat_pack_in_place(void* rows, int64_t out, int64_t in, int narrow, int threads) {
+    std::lock_guard<std::mutex> guard(shared->one_at_a_time);
+    return (narrow ? pack_in_place<Bfloat16> : pack_in_place<float>)(rows, out, in, threads);
 }
 
 void* flat_buffers(const int64_t* widths, int count) {

@@ -102,7 +102,7 @@ class LayerWriter:
     def __init__(self, adapter: Adapter, program: Program) -> None:
         check_model(adapter)
         self.adapter, self.program = adapter, program
-        self.shape, self.sizes = adapter.cache_shape(), sizes_of(adapter)
+        self.shape, self.sizes = adapter.cache_shape, sizes_of(adapter)
         self.stream = program.hidden.part(0, adapter.hidden_size)
         self.out = program.hidden
         self.kinds = kinds_of(adapter)

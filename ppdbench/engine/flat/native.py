@@ -131,6 +131,7 @@ class Library:
             raise Unavailable(f"the compiler lays structures out otherwise: {list(sizes)}")
         self._blob_numbers = self._function("flat_blob_numbers", c_int64, "llw")
         self._pack = self._function("flat_pack", ctypes.c_int, "ppllllwww")
+        self._pack_in_place = self._function("flat_pack_in_place", ctypes.c_int, "pllww")
         self.buffers = self._function("flat_buffers", c_void_p, "pw")
         self.free = self._function("flat_free", None, "p")
         self.run = self._function("flat_run", ctypes.c_int, "pww")
@@ -172,6 +173,16 @@ class Library:
     def holds(self, blob: torch.Tensor, weight: torch.Tensor) -> bool:
         """True if a blob is made of this weight, bit by bit; what fills it up is not looked at."""
         return self._meet(blob, weight, COMPARE)
+
+    def move_in_place(self, weight: torch.Tensor) -> bool | None:
+        """Make a contiguous weight [out, in] of whole blocks a blob in its own memory.
+
+        False if that holds something else then than what was there; None if there is no memory for
+        a block beside it, and nothing has changed.
+        """
+        narrow = weight.dtype == torch.bfloat16
+        made = self._pack_in_place(weight.data_ptr(), *weight.shape, narrow, threads.count)
+        return None if made < 0 else bool(made)
 
     def _meet(self, blob: torch.Tensor, weight: torch.Tensor, how: int) -> bool:
         narrow = weight.dtype == torch.bfloat16

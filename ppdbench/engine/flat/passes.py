@@ -206,7 +206,7 @@ class FlatLayers:
         every, places = self._whole[1].tables, step.positions[0]
         turns = [(cos.index_select(0, places), sin.index_select(0, places)) for cos, sin in every]
         factors = self._growth(step.positions[:1]).to(self.adapter.dtype).float()
-        cos = factors[:, None].repeat(1, self.adapter.cache_shape().head_dim)
+        cos = factors[:, None].repeat(1, self.adapter.cache_shape.head_dim)
         return Turns([*turns, (cos, torch.zeros_like(cos))], whole=False)
 
     def _blocks_of(self, cache: KVCache) -> CacheBlocks:

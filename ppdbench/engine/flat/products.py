@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.flat.stored import store
 from ppdbench.engine.flat.understood import NotUnderstoodError
-from ppdbench.engine.flat.weights import FlatLinear, pack
+from ppdbench.engine.flat.weights import FlatLinear, pack, pack_in_place
 from ppdbench.engine.levels import Levels
 from ppdbench.engine.packing import PackedLinear
 
@@ -22,9 +22,19 @@ class FlatProduct(PackedLinear):
 
     flat: FlatLinear
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, levels: Levels | None = None) -> None:
-        """Lay out a weight, or where they are given the levels that it was made of."""
-        self._levels = levels
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        levels: Levels | None = None,
+        *,
+        in_place: bool = False,
+    ) -> None:
+        """Lay out a weight, or where they are given the levels that it was made of.
+
+        `in_place`: where it lies, if that can be; its rows are gone then.
+        """
+        self._levels, self.in_place = levels, in_place and levels is None
         super().__init__(weight, bias)
         del self._levels
         if levels is not None:
@@ -33,8 +43,10 @@ class FlatProduct(PackedLinear):
     def lay_out(self, weight: Tensor) -> Tensor:
         """Make the blob and return its memory."""
         bias = None if self.bias is None else self.bias.data
+        made = pack_in_place(weight, bias) if self.in_place else None
+        self.in_place = made is not None
         if self._levels is None:
-            self.flat = pack(weight, bias)
+            self.flat = made or pack(weight, bias)
         else:
             self.flat = store(self._levels, bias, weight.dtype)
         return self.flat.blob

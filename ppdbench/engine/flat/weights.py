@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.flat.native import Columns, Product, loaded
+from ppdbench.errors import NumericalError
 from ppdbench.machine.pages import large_pages
 from ppdbench.machine.threads import threads
 
@@ -120,8 +121,31 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> FlatLinear:
     n = loaded().blob_numbers(outputs, inputs, narrow=weight.dtype == torch.bfloat16)
     blob = large_pages.zeros(n, weight.dtype)
     loaded().move(blob, weight.detach())
-    held = None if bias is None else bias.detach().float()
-    return FlatLinear(blob, held, outputs, inputs)
+    return FlatLinear(blob, _widened(bias), outputs, inputs)
+
+
+def pack_in_place(weight: Tensor, bias: Tensor | None = None) -> FlatLinear | None:
+    """The same in the weight's own memory, if it is alone on large pages and fills its blob.
+
+    Its rows are gone then. It is held against them block by block on the way.
+    """
+    outputs, inputs = weight.shape
+    fills = in_blocks(0, outputs) and _deep(inputs, weight.dtype) == inputs
+    if not (fills and weight.is_contiguous() and large_pages.holds_alone(weight)):
+        return None
+    made = loaded().move_in_place(weight)
+    if made is None:
+        return None
+    if not made:
+        raise NumericalError(
+            f"a weight of {outputs} x {inputs} came out changed when it was laid out for the "
+            "kernels: is this machine's memory sound?"
+        )
+    return FlatLinear(weight.detach().view(-1), _widened(bias), outputs, inputs)
+
+
+def _widened(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().float()
 
 
 def _filled(bias: Tensor) -> Tensor:

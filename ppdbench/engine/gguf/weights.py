@@ -8,7 +8,8 @@ joined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import torch
@@ -21,6 +22,7 @@ from ppdbench.engine.gguf.settings import FACTORS, LONG, SHORT
 from ppdbench.engine.levels import Levels, keep
 from ppdbench.errors import ConfigError, UnsupportedModel
 from ppdbench.machine.garbage import import_for_good
+from ppdbench.machine.pages import large_pages
 
 # What experts multiply by first is one weight in transformers, two tensors in a file, one half
 # behind the other, or number by number in families where they alternate.
@@ -33,6 +35,8 @@ SCALES = {".router.scale": ".router.proj", ".router.per_expert_scale": ".experts
 
 # How a stored tensor becomes a weight, given the model's configuration.
 Change = Callable[[Tensor, Any], Tensor]
+# Makes room for a weight of a shape and a type.
+Empty = Callable[..., Tensor]
 
 
 @torch.no_grad()
@@ -58,15 +62,18 @@ def build(
     held = _held(model)
     stored = _by_weight(file, model, held)
     with file.path.open("rb") as stream:
-        for name, empty in held.items():
-            kind = dtype if isinstance(empty, nn.Parameter) else empty.dtype
-            tensor = _weight(stream, file, stored[name], config, kind)
-            if tensor.shape != empty.shape:
+        for name, unfilled in held.items():
+            kind = dtype if isinstance(unfilled, nn.Parameter) else unfilled.dtype
+            place = _place(name, places)
+            stays = torch.device(place).type == "cpu" and not as_stored
+            empty = _on_large_pages if stays else torch.empty
+            tensor = _weight(stream, file, stored[name], config, kind, empty)
+            if tensor.shape != unfilled.shape:
                 raise ConfigError(
                     f"{file.path}: {stored[name][0].name} has shape {tuple(tensor.shape)}, its "
-                    f"header asks for {tuple(empty.shape)}; fetch it again"
+                    f"header asks for {tuple(unfilled.shape)}; fetch it again"
                 )
-            _put(model, name, tensor.to(_place(name, places)))
+            _put(model, name, tensor.to(place))
             if as_stored and len(stored[name]) == 1:
                 _keep_levels(model, name, file, stored[name][0])
     model.tie_weights()
@@ -160,10 +167,17 @@ def _stored_names(file: GgufFile, weight: str, names: Any) -> list[str]:
 
 
 def _weight(
-    stream: BinaryIO, file: GgufFile, stored: list[StoredTensor], config: Any, dtype: torch.dtype
+    stream: BinaryIO,
+    file: GgufFile,
+    stored: list[StoredTensor],
+    config: Any,
+    dtype: torch.dtype,
+    empty: Empty,
 ) -> Tensor:
     """A weight as transformers has it."""
     change = _change(file.architecture, stored[0].name)
+    if change is None and len(stored) == 1:
+        return _numbers(stream, stored[0], dtype, empty)
     # What is changed is changed before it is rounded.
     kept = dtype if change is None else torch.float32
     tensors = [_numbers(stream, each, kept) for each in stored]
@@ -173,12 +187,24 @@ def _weight(
         tensor = torch.cat(tensors, dim=1)
     else:
         (tensor,) = tensors
-    return tensor if change is None else change(tensor, config).to(dtype).contiguous()
+    if change is None:
+        return tensor
+    changed = change(tensor, config)
+    return empty(changed.shape, dtype=dtype).copy_(changed)
 
 
-def _numbers(stream: BinaryIO, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+def _on_large_pages(shape: Sequence[int], *, dtype: torch.dtype) -> Tensor:
+    """Room for a weight; a matrix is laid out for kernels where it lies."""
+    if len(shape) < 2:
+        return torch.empty(shape, dtype=dtype)
+    return large_pages.zeros(math.prod(shape), dtype).view(*shape)
+
+
+def _numbers(
+    stream: BinaryIO, stored: StoredTensor, dtype: torch.dtype, empty: Empty = torch.empty
+) -> Tensor:
     """The numbers of a stored tensor."""
-    tensor = torch.empty(stored.shape, dtype=dtype)
+    tensor = empty(stored.shape, dtype=dtype)
     rows = tensor.view(-1, stored.shape[-1])
     at = 0
     for piece in pieces(stream, stored):

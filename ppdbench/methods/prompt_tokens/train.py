@@ -93,7 +93,7 @@ class PromptsObjective(BesideModel):
         plan, n_layers = self.plan, self.layers.n_layers
         if plan.exits > n_layers:
             raise ConfigError(f"--exits {plan.exits}, but this model has {n_layers} layers")
-        shape = self.layers.adapter.cache_shape()
+        shape = self.layers.adapter.cache_shape
         if plan.prefix and (shape.sizes or shape.sources):
             raise UnsupportedModel(
                 "--prefix: layers of this model keep keys and values of different sizes, or none "

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ppdbench.engine.flat import library as kernels_of
-from ppdbench.engine.flat import native, ops, stored, weights
+from ppdbench.engine.flat import check, native, ops, stored, weights
 from ppdbench.engine.flat.library import Unavailable, library
 from ppdbench.engine.flat.native import EMULATED_TILES, Library, built, loaded
 
@@ -73,7 +73,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def put_in_place(library: Library, patch: pytest.MonkeyPatch) -> None:
     """Have a library used where this machine's would be."""
-    for module in (native, ops, stored, weights, kernels_of):
+    for module in (native, ops, stored, weights, check, kernels_of):
         patch.setattr(module, "loaded", lambda: library)
 
 

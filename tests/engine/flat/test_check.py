@@ -40,6 +40,12 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
         "for (int64_t i = 0; i < width; i += LANES)\n        store(to",
         (torch.bfloat16,),
     ),
+    "a part of a block, packed where it lies": (
+        "kernels.cpp",
+        "memcpy(was, there, block() * sizeof(T));",
+        "memcpy(was, there, (block() - 1) * sizeof(T));",
+        (torch.float32, torch.bfloat16),
+    ),
     "a missing bias": (
         "kernels.cpp",
         "if (product.bias) sum = sum + load(product.bias + out);",

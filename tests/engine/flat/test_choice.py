@@ -197,9 +197,9 @@ def test_of_layers_that_are_alike_one_is_held_against_itself(
     compared = list[int]()
     real = choice.Trial.compare
 
-    def compare(self: choice.Trial, index: int, flat: nn.Module) -> None:
+    def compare(self: choice.Trial, index: int, flat: nn.Module, wanted: list[Tensor]) -> None:
         compared.append(index)
-        real(self, index, flat)
+        real(self, index, flat, wanted)
 
     monkeypatch.setattr(choice.Trial, "compare", compare)
     assert made(name).flat is not None

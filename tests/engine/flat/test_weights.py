@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppdbench.engine.flat.weights import FlatLinear, blob_bytes, pack
+from ppdbench.engine.flat.native import Library
+from ppdbench.engine.flat.weights import FlatLinear, blob_bytes, pack, pack_in_place
+from ppdbench.errors import NumericalError
+from ppdbench.machine import pages
 
 # [out, in]: less than a block, no multiples of 16 or 32, a vocabulary of no multiple of anything.
 SHAPES = [(1, 1), (45, 37), (33, 64), (64, 130), (96, 96), (1009, 70)]
@@ -86,6 +89,49 @@ def test_blobs_begin_on_a_line_and_hold_little_more_than_the_weight(dtype: torch
     assert linear.blob.data_ptr() % 64 == 0
     assert linear.blob.numel() == 576 * 1536
     assert linear.nbytes == linear.blob.nbytes + 4 * 576
+
+
+def on_large_pages(weight: Tensor) -> Tensor:
+    """The same numbers on large pages, or where there are none: skip."""
+    made = pages.large_pages.zeros(weight.numel(), weight.dtype).view(weight.shape)
+    if not pages.large_pages.holds_alone(made):
+        pytest.skip("no large pages here")
+    return made.copy_(weight)
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (96, 64), (1024, 160)], ids=str)
+def test_a_weight_alone_on_large_pages_is_laid_out_where_it_lies(
+    shape: tuple[int, int], dtype: torch.dtype, threads: int
+) -> None:
+    weight, bias = drawn(*shape, dtype=dtype), drawn(shape[0], dtype=dtype, seed=1)
+    moved = on_large_pages(weight)
+    before, beside = moved.data_ptr(), on_large_pages(weight)
+    made, wanted = pack_in_place(moved, bias), pack(weight, bias)
+    assert made is not None
+    assert made.blob.data_ptr() == before
+    assert torch.equal(made.blob, wanted.blob)
+    assert torch.equal(made.unpacked(), weight)
+    assert made.holds(weight, bias)
+    rows = drawn(9, shape[1], dtype=dtype, seed=2)
+    assert torch.equal(made(rows), wanted(rows))
+    assert torch.equal(beside, weight)
+
+
+def test_weights_that_fill_no_blob_or_are_not_alone_stay_as_they_are(dtype: torch.dtype) -> None:
+    part = on_large_pages(drawn(64, 64, dtype=dtype))
+    odd = on_large_pages(drawn(45, 64, dtype=dtype))
+    for weight in (odd, part[:32], part.t(), drawn(64, 64, dtype=dtype)):
+        before = weight.clone()
+        assert pack_in_place(weight) is None
+        assert torch.equal(weight, before)
+    narrow = on_large_pages(drawn(32, 37, dtype=dtype))
+    assert (pack_in_place(narrow) is None) == (dtype == torch.bfloat16)
+
+
+def test_a_weight_that_comes_out_changed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Library, "move_in_place", lambda *_: False)
+    with pytest.raises(NumericalError, match="32 x 64 came out changed"):
+        pack_in_place(on_large_pages(drawn(32, 64)))
 
 
 def test_rows_may_have_any_shape_and_none(dtype: torch.dtype) -> None:

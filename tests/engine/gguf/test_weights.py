@@ -13,17 +13,23 @@ from benchmarks.families import tiny
 from ppdbench.decoding.decoder import Request
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
+from ppdbench.engine.flat import choice
+from ppdbench.engine.flat.products import FlatProduct
 from ppdbench.engine.gguf.file import read
 from ppdbench.engine.gguf.numbers import pieces
-from ppdbench.engine.loading import ModelSpec, load
+from ppdbench.engine.loading import ModelSpec, load, load_stock, take_over
 from ppdbench.engine.session import Session
 from ppdbench.machine.clock import Clock
+from ppdbench.machine.pages import large_pages
 from tests.engine.gguf.made import loaded, logits
 from tests.families import greedy_truth, stock_model
 from tests.gguf_files import write
 
 EXACT = ("llama", "llama-mha-tied", "qwen2", "qwen3", "phi3", "phi3-window", "olmo2", "gpt2")
 NEOX = ("gpt_neox", "gpt_neox-serial")
+# Sizes that fill the blocks of the kernels, and the products of a layer.
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+PRODUCTS = 7
 HALF_TURNED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 # Families beyond rotary attention and an MLP alone, in shapes of their own.
 OTHERS: dict[str, dict[str, Any]] = {
@@ -204,3 +210,34 @@ def test_keys_that_layers_do_not_read_are_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", whole, **{"attention.shared_kv_layers": 2})
     assert torch.allclose(logits(loaded(path)), logits(shared), atol=1e-5)
     assert not torch.allclose(logits(whole), logits(shared), atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "llama-mha-tied"])
+def test_weights_are_laid_out_where_they_were_read_to(
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "m.gguf", stock_model(name, **WIDE))
+    spec = ModelSpec(name=str(path), dtype=dtype, device="cpu")
+    stock, tokenizer = load_stock(spec)
+    if not large_pages.holds_alone(stock.get_input_embeddings().weight):
+        pytest.skip("no large pages here")
+    words = stock.get_input_embeddings().weight.clone()
+    places = [{p.data_ptr() for p in layer.parameters()} for layer in stock.model.layers]
+    ours = take_over(spec, stock, tokenizer, passes="flat").staged
+    assert ours.flat is not None, ours.path.why
+    for layer, before in zip(ours.adapter.layers, places, strict=True):
+        products = [m for m in layer.modules() if isinstance(m, FlatProduct)]
+        assert len(products) == PRODUCTS
+        assert {m.flat.blob.data_ptr() for m in products} <= before
+    # The embedding still reads its rows, and those of a head that shares them are another copy.
+    assert torch.equal(ours.adapter.embedding.get_parameter("weight"), words)
+    monkeypatch.setattr(choice.ProductChecks, "for_good", choice.ProductChecks.flat)
+    copied = load(spec, passes="flat").staged
+    sessions = [Session(model, 40) for model in (ours, copied)]
+    found = []
+    for session in sessions:
+        session.reset([3, 17, 5, 40, 2])
+        with torch.inference_mode():
+            found.append(session.prefill()[0])
+    assert torch.equal(*found)
