@@ -43,7 +43,7 @@ class _BuggyLayers(FlatLayers):
     ) -> Tensor | None:
         seen = self.seen(step)
         if not hidden.is_floating_point():
-            hidden = self.adapter.word_rows[hidden]
+            hidden = self.adapter.embedding(hidden)
         for i in layers:
             out = super().run(hidden, range(i, i + 1), seen, cache)
             if out is None:

@@ -29,7 +29,15 @@ from ppdbench.engine.cache import CacheShape, HeldRows, Rows, SharedRows
 from ppdbench.engine.families import RowShape, Slopes
 from ppdbench.engine.masks import Step
 from ppdbench.engine.offload import NOTHING, FromDisk, OnOtherDevice, StoredWeights, at_home
-from ppdbench.engine.packing import Exchange, exchange, for_all_owners, packed, spans
+from ppdbench.engine.packing import (
+    Exchange,
+    SharedWords,
+    exchange,
+    for_all_owners,
+    is_lookup,
+    packed,
+    spans,
+)
 from ppdbench.engine.weights import parts
 from ppdbench.errors import UnsupportedModel
 from ppdbench.machine.pages import Files, enlarge, trim
@@ -145,11 +153,16 @@ class Adapter:
         )
 
     @property
-    def word_rows(self) -> Tensor:
-        """The words of all tokens, [token, width]."""
+    def held_words(self) -> Any:
+        """The words of all tokens: plain rows [token, width], or the packed weight of the head."""
         embedding: Any = self.embedding
-        words: Tensor = embedding.weight
-        return words
+        return embedding.held if isinstance(embedding, SharedWords) else embedding.weight
+
+    def look_up(self, words: nn.Module) -> None:
+        """Look words up in something else than before."""
+        path = self._named(self.family.embedding)
+        self.body.set_submodule(path, words)
+        self.embedding = words
 
     def enters_by_row(self) -> bool:
         """True if what layers take of a token is its row of the words, as it is, on a CPU."""
@@ -158,11 +171,9 @@ class Adapter:
             return False
         if family.embedding_norm is not None or family.positions is not None:
             return False
-        if type(words) is not nn.Embedding or words.max_norm is not None:
+        if self.device.type != "cpu":
             return False
-        if words._forward_hooks or words._forward_pre_hooks:
-            return False
-        return self.device.type == "cpu" and self.word_rows.is_contiguous()
+        return isinstance(words, SharedWords) or (is_lookup(words) and words.weight.is_contiguous())
 
     def words(self, tokens: Tensor) -> Tensor:
         """Embed tokens [batch, query] without their positions."""

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,32 @@ class PackedLinear(nn.Module):
     def rows(self) -> Tensor:
         """Copy the packed W into plain rows."""
         return self.packed.to_dense()
+
+
+def is_lookup(embedding: nn.Module) -> TypeGuard[nn.Embedding]:
+    """True if what a module gives for a token is a row of its weight, as it is."""
+    return (
+        type(embedding) is nn.Embedding
+        and embedding.max_norm is None
+        and not embedding._forward_hooks
+        and not embedding._forward_pre_hooks
+    )
+
+
+class SharedWords(nn.Module):
+    """Words that are looked up in the packed weight of the head that has the same."""
+
+    held: Any
+    """The packed weight."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        # Says what type they are of, and holds none.
+        self.nothing = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
+
+    def rows(self) -> Tensor:
+        """Copy them into plain rows [word, width]."""
+        raise NotImplementedError
 
 
 def can_pack(weight: Tensor) -> bool:

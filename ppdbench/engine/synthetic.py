@@ -14,6 +14,7 @@ import torch
 
 from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.shapes import SPECIALS, ModelShape
+from ppdbench.machine.pages import room_for_weight
 
 
 def configuration(shape: ModelShape) -> Any:
@@ -49,6 +50,9 @@ def build(
     model = on_meta(config, dtype)
     for name, place in ({"": device} if places is None else places).items():
         model.get_submodule(name).to_empty(device=place)
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = room_for_weight(parameter.shape, dtype=dtype)
     _fill(model, shape)
     model.tie_weights()
     # Rotary tables are computed, not stored: to_empty left them without values.

@@ -16,7 +16,7 @@ import math
 import mmap
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +117,10 @@ class LargePages:
             self._chunk, self._used = weakref.ref(chunk), 0
             self._note(chunk)
         first, self._used = self._used, self._used + n_bytes
+        piece = chunk[first : first + n * dtype.itemsize]
+        weakref.finalize(piece, _give_back, span_of(piece)).atexit = False
         # A storage of its own: who counts what a model holds goes by storages.
-        return torch.from_numpy(chunk[first : first + n * dtype.itemsize]).view(dtype)
+        return torch.from_numpy(piece).view(dtype)
 
     def holds_alone(self, tensor: Tensor) -> bool:
         """True if a tensor is all of a piece: whoever has it may write there what it likes."""
@@ -127,12 +129,32 @@ class LargePages:
         return whole and any(low <= start and end <= high for low, high in self._spans.values())
 
     def _note(self, chunk: np.ndarray[Any, Any]) -> None:
-        start, key = chunk.ctypes.data, id(chunk)
-        self._spans[key] = start, start + len(chunk)
-        weakref.finalize(chunk, self._spans.pop, key)
+        self._spans[id(chunk)] = span_of(chunk)
+        weakref.finalize(chunk, self._spans.pop, id(chunk)).atexit = False
+
+
+def span_of(held: np.ndarray[Any, Any]) -> Span:
+    """The span of memory of an array of bytes."""
+    return held.ctypes.data, held.ctypes.data + len(held)
+
+
+def _give_back(freed: Span) -> None:
+    """Leave what whole pages held; their place in the chunk goes with its last piece."""
+    from ppdbench.machine import libc
+
+    first, last = -(-freed[0] // mmap.PAGESIZE), freed[1] // mmap.PAGESIZE
+    if first < last:
+        libc.advise(first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE, DROP)
 
 
 large_pages = LargePages()
+
+
+def room_for_weight(shape: Sequence[int], *, dtype: torch.dtype) -> Tensor:
+    """Memory on the CPU; a matrix lies so that kernels can lay it out where it is."""
+    if len(shape) < 2:
+        return torch.empty(shape, dtype=dtype)
+    return large_pages.zeros(math.prod(shape), dtype).view(*shape)
 
 
 def _large_page() -> int | None:

@@ -41,7 +41,7 @@ def test_before_and_behind_the_layers_stands_what_stands_there_in_transformers(n
     embedded = model.adapter.embed(ids, steps.chain(0, 9))
     assert_near(embedded, found.hidden_states[0])
     if model.adapter.enters_by_row():
-        assert torch.equal(model.adapter.word_rows[ids], embedded)
+        assert torch.equal(model.adapter.held_words[ids], embedded)
     assert_near(model.adapter.logits(seen["last"]), found.logits)
 
 

@@ -76,6 +76,7 @@ def check(dtype: torch.dtype) -> None:
     made = torch.Generator().manual_seed(0)
     _check_products(dtype, made)
     _check_packing_in_place(dtype, made)
+    _check_words(dtype, made)
     _check_long_products(dtype, made)
     _check_products_apart(dtype, made)
     _check_rows(dtype, made)
@@ -133,6 +134,16 @@ def _check_packing_in_place(dtype: torch.dtype, made: torch.Generator) -> None:
     wanted = pack(weight).blob
     if not loaded().move_in_place(weight) or not torch.equal(weight.view(-1), wanted):
         raise Wrong("a weight that is packed where it lies comes out changed")
+
+
+def _check_words(dtype: torch.dtype, made: torch.Generator) -> None:
+    """Rows of a weight, which tokens are looked up in."""
+    weight, program = _random(made, OUTPUTS, INPUTS, dtype=dtype), Program(dtype, INPUTS)
+    tokens = torch.tensor([0, OUTPUTS - 1, BLOCK, BLOCK - 1])
+    found = torch.empty(len(tokens), INPUTS, dtype=dtype)
+    program.run(0, 0, tokens, found, program.hidden, words=pack(weight))
+    if not torch.equal(found, weight[tokens]):
+        raise Wrong("a word that is looked up in a weight is another")
 
 
 def _check_long_products(dtype: torch.dtype, made: torch.Generator) -> None:

@@ -35,13 +35,21 @@ from ppdbench.engine.flat.passes import FlatLayers, FlatPasses, FlatReadout, is_
 from ppdbench.engine.flat.products import FlatProduct, plain
 from ppdbench.engine.flat.stored import StoredLinear
 from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
+from ppdbench.engine.flat.words import FlatWords, as_embedding
 from ppdbench.engine.left_out import without
 from ppdbench.engine.levels import levels_of
 from ppdbench.engine.masks import Step, StepMaker
-from ppdbench.engine.packing import Exchange, exchangeable, pack, packed, weights_of
+from ppdbench.engine.packing import (
+    Exchange,
+    exchangeable,
+    is_lookup,
+    pack,
+    packed,
+    weights_of,
+)
 from ppdbench.engine.weights import is_plain
 from ppdbench.machine.clock import Clock
-from ppdbench.machine.pages import Files
+from ppdbench.machine.pages import Files, trim
 from ppdbench.stats import median
 
 if TYPE_CHECKING:
@@ -58,6 +66,7 @@ IN_A_TURN = 3
 CHAIN, TREE = 7, (-1, 0, 0, 1, 2, 2)
 SEED = 0
 CHECKED_ROWS = 5
+HEAD_AND_WORDS = 2  # that have a weight between them
 COLUMNS = 64  # of a product that are compared: at its beginning, its middle and its end
 # Of the number itself, and of the terms that it is summed of or of what a layer adds to its row:
 # three times what rounding explains, and less than one wrong term makes.
@@ -116,6 +125,8 @@ def lay_out(
         found = _lay_out_all(adapter, text) if rest is None else _lay_out_parts(adapter, text)
     except (Unavailable, NotUnderstoodError, RefusedError) as error:
         adapter.pack(plain)
+        if isinstance(adapter.embedding, FlatWords):
+            adapter.look_up(as_embedding(adapter.head))
         return None, PassPath(EAGER, f"no flat passes: {error}", clock.now() - began)
     if rest is None:
         kernels += _stored_share(adapter)
@@ -267,6 +278,7 @@ class Trial:
         self._other = KVCache(adapter.cache_shape, rows)  # of flat passes
         self.steps = StepMaker(rows, adapter.device, adapter.narrowest_window)
         self._heads_per_kv = adapter.heads_per_kv
+        self._ids = torch.tensor([[*text]])
         self._text, self._seed = itertools.cycle(text), torch.Generator().manual_seed(SEED)
         self.hidden = [self.drawn(CHAIN), self.drawn(len(TREE))]
 
@@ -278,6 +290,16 @@ class Trial:
             return drawn.to(self.adapter.dtype)
         ids = torch.tensor([list(itertools.islice(self._text, rows))])
         return self.adapter.embed(ids, self.steps.chain(0, rows))
+
+    def words(self) -> Tensor:
+        """The words of the text."""
+        found: Tensor = self.adapter.embedding(self._ids)
+        return found
+
+    def compare_words(self, wanted: Tensor) -> None:
+        """The same, looked up elsewhere, against these."""
+        if not torch.equal(self.words(), wanted):
+            raise RefusedError("words that are looked up in the head are others")
 
     def as_it_is(self, index: int) -> list[Tensor]:
         """What a layer makes of the hidden states that come to it."""
@@ -446,7 +468,7 @@ def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
 
     Of layers that differ in nothing but weights one stands for all.
     """
-    trial, checks, wanted = Trial(adapter, text), ProductChecks(adapter.model), list[Tensor]()
+    trial, checks, wanted = Trial(adapter, text), ProductChecks(adapter), list[Tensor]()
     there = [i for i, layer in enumerate(adapter.layers) if is_there(layer)]
     compared = set(there[:1] if adapter.anatomy.alike else there)
 
@@ -458,12 +480,18 @@ def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
         if index in compared:
             trial.compare(index, adapter.layers[index], list(wanted))
 
+    words = None if checks.words_at is None else trial.words()
     adapter.pack(checks.for_good, before, behind)
+    head = adapter.head
+    if words is not None and isinstance(head, FlatProduct) and head.in_place:
+        adapter.look_up(FlatWords(head.flat))
+        trial.compare_words(words)
     passes = FlatPasses(adapter)
     if is_there(adapter.head):
         trial.compare_readout(passes.readout)
     # Norms were read from the file once more.
     Files.behind(adapter.model.parameters()).release()
+    trim()
     return passes
 
 
@@ -515,11 +543,21 @@ class ProductChecks:
     The first of each shape is multiplied by, too, and held against plain rows.
     """
 
-    def __init__(self, model: nn.Module | None = None) -> None:
+    def __init__(self, adapter: Adapter | None = None) -> None:
         self._multiplied = set[object]()
-        parts = () if model is None else model.modules()
+        parts = () if adapter is None else adapter.model.modules()
         owned = (p for part in parts for p in part._parameters.values())
         self._users = Counter(p.data_ptr() for p in owned if p is not None and is_plain(p))
+        self.words_at = None if adapter is None else self._place_of_words(adapter)
+        """Where words lie that the head multiplies by and that are looked up, by nobody else."""
+
+    def _place_of_words(self, adapter: Adapter) -> int | None:
+        held, words = weights_of(adapter.head), adapter.embedding
+        if held is None or not is_lookup(words) or held[0].shape != words.weight.shape:
+            return None
+        place = held[0].data_ptr()
+        shared = place == words.weight.data_ptr() and self._users[place] == HEAD_AND_WORDS
+        return place if shared else None
 
     def flat(self, product: nn.Module, *, in_place: bool = False) -> nn.Module:
         """Lay a product out and check it; others, and freed ones, stay.
@@ -545,10 +583,11 @@ class ProductChecks:
     def for_good(self, product: nn.Module) -> nn.Module:
         """The same of a product of the model that nobody calls any more.
 
-        In place, unless other parts have its weight too.
+        In place, unless others have its weight too; words may be looked up in the head's.
         """
         held = weights_of(product)
-        alone = held is not None and self._users[held[0].data_ptr()] == 1
+        place = None if held is None else held[0].data_ptr()
+        alone = place is not None and (place == self.words_at or self._users[place] == 1)
         return self.flat(product, in_place=alone)
 
 

@@ -57,6 +57,20 @@ struct Buffers {
     int64_t stride(Columns columns) const { return widths[columns.buffer]; }
 };
 
+// The offsets of a weight's numbers in its blob.
+struct Layout {
+    int64_t in, deep;
+    bool narrow;
+
+    Layout(int64_t in, bool narrow)
+        : in(in), deep(narrow ? whole_tiles(in) : in), narrow(narrow) {}
+    int64_t at(int64_t out, int64_t k) const {
+        const int64_t block = out / BLOCK * BLOCK * deep, column = out % BLOCK;
+        if (!narrow) return block + k * BLOCK + column;
+        return block + k / 2 * 2 * BLOCK + column * 2 + k % 2;
+    }
+};
+
 inline int64_t blocks(int64_t out) { return (out + BLOCK - 1) / BLOCK; }
 
 // Runs the operations of a program, each in one step or two. Steps that treat every row for itself
@@ -264,11 +278,25 @@ class Runner : public Work {
 
     void enter(const Operation& op, int64_t row, int) {
         float* to = buffers_->row(op.target, row);
+        if (pass_->tokens && pass_->in_blob) return look_up(pass_->tokens[row], to, op.width);
         const int64_t from = (pass_->tokens ? pass_->tokens[row] : row) * op.width;
         if (narrow_)
             copy((const Bfloat16*)pass_->source + from, to, op.width);
         else
             copy((const float*)pass_->source + from, to, op.width);
+    }
+    // The weights of one output of a blob.
+    void look_up(int64_t output, float* to, int64_t width) const {
+        const Layout layout(width, narrow_);
+        for (int64_t k = 0; k < width; k++) {
+            const int64_t at = layout.at(output, k);
+            if (!narrow_) {
+                to[k] = ((const float*)pass_->source)[at];
+                continue;
+            }
+            const uint32_t bits = uint32_t(((const Bfloat16*)pass_->source)[at].bits) << 16;
+            memcpy(to + k, &bits, sizeof bits);
+        }
     }
     int64_t stretches(const Operation& op) const { return (op.width + STRETCH - 1) / STRETCH; }
     void leave(const Operation& op, int64_t unit, int thread) {
@@ -674,20 +702,6 @@ void begin_anew() {
     shared->runner.path = path;
 }
 
-// The offsets of a weight's numbers in its blob.
-struct Layout {
-    int64_t in, deep;
-    bool narrow;
-
-    Layout(int64_t in, bool narrow)
-        : in(in), deep(narrow ? flat::whole_tiles(in) : in), narrow(narrow) {}
-    int64_t at(int64_t out, int64_t k) const {
-        const int64_t block = out / flat::BLOCK * flat::BLOCK * deep, column = out % flat::BLOCK;
-        if (!narrow) return block + k * flat::BLOCK + column;
-        return block + k / 2 * 2 * flat::BLOCK + column * 2 + k % 2;
-    }
-};
-
 enum Meeting { TO_BLOB, TO_ROWS, COMPARE, MEETINGS };
 
 // Brings a weight [out, in] into its blob or back, or compares both bit by bit; some blocks of
@@ -768,7 +782,7 @@ class Packing : public flat::Work {
     int64_t out_, row_step_, step_;
     bool begun_ = false;
     std::atomic<bool> same_{true};
-    Layout layout_;
+    flat::Layout layout_;
 };
 
 // Lays a weight of whole blocks out where it lies, each block by itself, and compares what came of it
@@ -859,7 +873,7 @@ int flat_lanes() { return flat::LANES; }
 
 // The numbers of a blob.
 int64_t flat_blob_numbers(int64_t out, int64_t in, int narrow) {
-    return flat::blocks(out) * flat::BLOCK * Layout(in, narrow).deep;
+    return flat::blocks(out) * flat::BLOCK * flat::Layout(in, narrow).deep;
 }
 
 // `how` is one of Meeting. False if a comparison finds a difference.

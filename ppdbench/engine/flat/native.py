@@ -80,7 +80,7 @@ class PassData(ctypes.Structure):
         *(("tokens", c_void_p), ("words", c_int64)),
         *(("keys", c_void_p), ("values", c_void_p)),
         *(("whole", c_int64), ("cos", c_void_p), ("sin", c_void_p)),
-        *(("source", c_void_p), ("target", c_void_p)),
+        *(("source", c_void_p), ("target", c_void_p), ("in_blob", c_int64)),
         *(("likeliest", c_void_p), ("peaks", c_void_p)),
     ]
 

@@ -93,6 +93,7 @@ struct Pass {
     const float* const* sin;
     const void* source;        // [rows, width of ENTER]
     void* target;              // [rows, width of LEAVE]
+    int64_t in_blob;           // of `source` tokens take the weights of an output: it is a blob
     int64_t* likeliest;        // [rows] or null
     float* peaks;
 

@@ -519,7 +519,7 @@ class Program:
         out: Buffer,
         given: Pass | None = None,
         peaks: Peaks | None = None,
-        words: Tensor | None = None,
+        words: Tensor | FlatLinear | None = None,
     ) -> None:
         """Run these operations at once: see `call`."""
         run_all([self.call(first, last, source, target, out, given, peaks, words)])
@@ -533,11 +533,12 @@ class Program:
         out: Buffer,
         given: Pass | None = None,
         peaks: Peaks | None = None,
-        words: Tensor | None = None,
+        words: Tensor | FlatLinear | None = None,
     ) -> Call:
         """Operations [first, last) over rows `source` [row, width]; `out` goes into `target`.
 
-        With `words` [word, width] `source` are tokens [row], whose rows of these come in.
+        With `words` [word, width] `source` are tokens [row], whose rows of these come in. These may
+        be a weight that is laid out.
         `peaks` notes the largest number of each row of `out`. Tensors may have a 1 before rows.
         """
         self._check_run(source, target, out, given, peaks, words)
@@ -547,8 +548,10 @@ class Program:
         data = PassData() if given is None else PassData.from_buffer_copy(given.data)
         data.rows = target.shape[-2]
         if words is not None:
-            data.tokens, data.words = source.data_ptr(), len(words)
-        data.source = (source if words is None else words).data_ptr()
+            data.tokens, data.in_blob = source.data_ptr(), isinstance(words, FlatLinear)
+            data.words = words.out_features if isinstance(words, FlatLinear) else len(words)
+        rows = source if words is None else words
+        data.source = (rows.blob if isinstance(rows, FlatLinear) else rows).data_ptr()
         data.target = target.data_ptr()
         if peaks is not None:
             data.likeliest, data.peaks = _address(peaks.tokens), _address(peaks.heights)
@@ -562,7 +565,7 @@ class Program:
         out: Buffer,
         given: Pass | None,
         peaks: Peaks | None,
-        words: Tensor | None,
+        words: Tensor | FlatLinear | None,
     ) -> None:
         rows, width = target.shape[-2], self.hidden.width
         wanted: list[tuple[Tensor, tuple[int, ...], torch.dtype]]
@@ -571,6 +574,10 @@ class Program:
             wanted.append((source, (rows, width), self.dtype))
         else:
             wanted.append((source, (rows,), torch.int64))
+        if isinstance(words, FlatLinear):
+            if (words.in_features, words.dtype) != (width, self.dtype):
+                raise ValueError(f"words of {words.in_features} numbers, {words.dtype}")
+        elif words is not None:
             wanted.append((words, (len(words), width), self.dtype))
         for tensor, shape, dtype in wanted:
             is_shaped = tensor.shape in (shape, (1, *shape))

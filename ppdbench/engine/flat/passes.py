@@ -122,7 +122,7 @@ class FlatLayers:
     ) -> list[Call]:
         """Some layers in passes of some of the rows each, one behind another."""
         first, last, at, calls = self._marks[layers.start], self._marks[layers.stop], 0, []
-        words = None if source.is_floating_point() else self.adapter.word_rows
+        words = None if source.is_floating_point() else self.adapter.held_words
         if len(given) == 1:
             one = source, target, self._out, given[0]
             return [self._program.call(first, last, *one, words=words)]

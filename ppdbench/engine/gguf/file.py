@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
+from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from ppdbench.errors import ConfigError, UnsupportedModel
 
@@ -28,6 +29,32 @@ TEXT, ARRAY = 8, 9
 MOST_SIZES = 8  # dimensions of a tensor that are believed
 DTYPES = {0: "float32", 1: "float16", 30: "bfloat16"}  # types of plain numbers
 SAMPLED = 4096  # bytes of a tensor that its fingerprint is made of
+
+
+class Texts(Sequence[str]):
+    """Texts in one piece of memory, as words of a tokenizer are a hundred thousand."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        content, self._ends = bytearray(), array("Q", [0])
+        for text in texts:
+            content += text.encode()
+            self._ends.append(len(content))
+        self._content = bytes(content)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        place = range(len(self))[at]
+        return self._content[self._ends[place] : self._ends[place + 1]].decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +263,7 @@ class _Header:
             return struct.unpack_from(f"<{n}{FIXED[inner]}", self._content, start)
         if inner != TEXT:
             raise _NotThere(f"a list of unknown type {inner}")
-        return tuple(self._text() for _ in range(self._count(n, 8, "texts")))
+        return Texts(self._text() for _ in range(self._count(n, 8, "texts")))
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, n_sizes = self._text(), self._number("I")

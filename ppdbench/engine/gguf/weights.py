@@ -8,8 +8,7 @@ joined.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 import torch
@@ -22,7 +21,7 @@ from ppdbench.engine.gguf.settings import FACTORS, LONG, SHORT
 from ppdbench.engine.levels import Levels, keep
 from ppdbench.errors import ConfigError, UnsupportedModel
 from ppdbench.machine.garbage import import_for_good
-from ppdbench.machine.pages import large_pages
+from ppdbench.machine.pages import room_for_weight
 
 # What experts multiply by first is one weight in transformers, two tensors in a file, one half
 # behind the other, or number by number in families where they alternate.
@@ -66,7 +65,7 @@ def build(
             kind = dtype if isinstance(unfilled, nn.Parameter) else unfilled.dtype
             place = _place(name, places)
             stays = torch.device(place).type == "cpu" and not as_stored
-            empty = _on_large_pages if stays else torch.empty
+            empty = room_for_weight if stays else torch.empty
             tensor = _weight(stream, file, stored[name], config, kind, empty)
             if tensor.shape != unfilled.shape:
                 raise ConfigError(
@@ -191,13 +190,6 @@ def _weight(
         return tensor
     changed = change(tensor, config)
     return empty(changed.shape, dtype=dtype).copy_(changed)
-
-
-def _on_large_pages(shape: Sequence[int], *, dtype: torch.dtype) -> Tensor:
-    """Room for a weight; a matrix is laid out for kernels where it lies."""
-    if len(shape) < 2:
-        return torch.empty(shape, dtype=dtype)
-    return large_pages.zeros(math.prod(shape), dtype).view(*shape)
 
 
 def _numbers(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ppdbench.engine.addons import ADDON, Weights, addon_folder, open_addon
 from ppdbench.engine.heads import head_rows
 from ppdbench.engine.loading import Loaded
+from ppdbench.engine.packing import SharedWords, is_lookup
 from ppdbench.errors import ConfigError
 from ppdbench.files.json_file import read_json
 from ppdbench.files.keys import Keys
@@ -207,12 +208,18 @@ def _check_words(network: DraftNetwork, weights: Weights) -> None:
             raise ConfigError(f"{weights.file}: t2d and d2t do not name the same ids")
 
 
+def _rows_of(embedding: nn.Module) -> Tensor:
+    """The rows that tokens are looked up in; none where something else is done, too."""
+    if isinstance(embedding, SharedWords):
+        return embedding.rows()
+    return embedding.weight if is_lookup(embedding) else torch.empty(0)
+
+
 def _take_embedding(network: DraftNetwork, weights: Weights) -> None:
     """Use the file's own embedding where it is another than the target's."""
     if "embed_tokens.weight" not in weights.names():
         return
     shape = (network.target_vocab, network.config.hidden_size)
     stored, shared = weights.take("embed_tokens.weight", shape), network.target.embedding
-    plain = type(shared) is nn.Embedding
-    if not (plain and torch.equal(stored, shared.get_parameter("weight"))):
+    if not torch.equal(stored, _rows_of(shared)):
         network.embed_tokens = nn.Embedding.from_pretrained(stored)  # type: ignore[no-untyped-call]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ppdbench.engine.flat import library as kernels_of
 from ppdbench.engine.flat import check, native, ops, stored, weights
+from ppdbench.engine.flat import library as kernels_of
 from ppdbench.engine.flat.library import Unavailable, library
 from ppdbench.engine.flat.native import EMULATED_TILES, Library, built, loaded
 

@@ -46,6 +46,12 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
         "memcpy(was, there, (block() - 1) * sizeof(T));",
         (torch.float32, torch.bfloat16),
     ),
+    "the word behind": (
+        "kernels.cpp",
+        "layout.at(output, k)",
+        "layout.at(output + 1, k)",
+        (torch.float32, torch.bfloat16),
+    ),
     "a missing bias": (
         "kernels.cpp",
         "if (product.bias) sum = sum + load(product.bias + out);",

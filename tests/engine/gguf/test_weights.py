@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.families import tiny
 from ppdbench.decoding.decoder import Request
@@ -15,6 +16,7 @@ from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
 from ppdbench.engine.flat import choice
 from ppdbench.engine.flat.products import FlatProduct
+from ppdbench.engine.flat.words import FlatWords
 from ppdbench.engine.gguf.file import read
 from ppdbench.engine.gguf.numbers import pieces
 from ppdbench.engine.loading import ModelSpec, load, load_stock, take_over
@@ -222,22 +224,29 @@ def test_weights_are_laid_out_where_they_were_read_to(
     stock, tokenizer = load_stock(spec)
     if not large_pages.holds_alone(stock.get_input_embeddings().weight):
         pytest.skip("no large pages here")
-    words = stock.get_input_embeddings().weight.clone()
     places = [{p.data_ptr() for p in layer.parameters()} for layer in stock.model.layers]
+    of_head = stock.lm_head.weight.data_ptr()
+    words = stock.get_input_embeddings().weight.clone()
     ours = take_over(spec, stock, tokenizer, passes="flat").staged
     assert ours.flat is not None, ours.path.why
     for layer, before in zip(ours.adapter.layers, places, strict=True):
         products = [m for m in layer.modules() if isinstance(m, FlatProduct)]
         assert len(products) == PRODUCTS
         assert {m.flat.blob.data_ptr() for m in products} <= before
-    # The embedding still reads its rows, and those of a head that shares them are another copy.
-    assert torch.equal(ours.adapter.embedding.get_parameter("weight"), words)
+    head, embedding = ours.adapter.head, ours.adapter.embedding
+    assert isinstance(head, FlatProduct)
+    assert head.flat.blob.data_ptr() == of_head
+    assert isinstance(embedding, FlatWords) == name.endswith("tied")
+    assert torch.equal(embedding(torch.arange(len(words))), words)
     monkeypatch.setattr(choice.ProductChecks, "for_good", choice.ProductChecks.flat)
     copied = load(spec, passes="flat").staged
-    sessions = [Session(model, 40) for model in (ours, copied)]
+    assert type(copied.adapter.embedding) is nn.Embedding
     found = []
-    for session in sessions:
+    for model in (ours, copied):
+        session = Session(model, 40)
         session.reset([3, 17, 5, 40, 2])
         with torch.inference_mode():
-            found.append(session.prefill()[0])
+            prompt = session.prefill()[0]
+            behind = [session.run_and_read(tokens)[1].logits[0] for tokens in ([5], [7, 8, 9])]
+        found.append(torch.cat([prompt, *behind]))
     assert torch.equal(*found)
