@@ -3,7 +3,8 @@
 One-row products at inference are bound by memory; the stock layout reaches about half of
 what a packed one does, in float32 and bfloat16 alike, and a few rows cost hardly more than
 one. The packed copy replaces the original, so memory does not grow (a head tied to the
-embedding gets a copy of its own, because the embedding still reads plain rows).
+embedding gets a copy of its own, because the embedding still reads plain rows; flat passes look
+words up in the head where they can).
 """
 
 from __future__ import annotations
