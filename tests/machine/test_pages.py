@@ -31,9 +31,14 @@ def memory(name: str) -> int:
 
 def resident(block: Tensor) -> int:
     """Bytes of a block whose pages are in memory; the process around it does what it likes."""
+    return resident_at(block.data_ptr(), block.nbytes)
+
+
+def resident_at(place: int, n_bytes: int) -> int:
+    """The same of what lies there."""
     size = mmap.PAGESIZE
-    first = block.data_ptr() // size * size
-    n = -(-(block.data_ptr() + block.nbytes - first) // size)
+    first = place // size * size
+    n = -(-(place + n_bytes - first) // size)
     told = (ctypes.c_ubyte * n)()
     known = ctypes.CDLL(None, use_errno=True).mincore
     assert known(ctypes.c_void_p(first), ctypes.c_size_t(n * size), told) == 0
@@ -154,6 +159,19 @@ def test_large_pages_are_given_back_with_the_last_weight_on_them() -> None:
     gc.collect()
     assert room._chunk() is None
     assert not room.zeros(1000, torch.float32).any()
+
+
+@linux
+@pytest.mark.usefixtures("_has_large_pages")
+def test_a_piece_that_is_freed_gives_its_pages_back() -> None:
+    room = LargePages()
+    first, second, third = (room.zeros(8 * MIB, torch.uint8).fill_(1) for _ in range(3))
+    place = second.data_ptr()
+    assert resident(second) == 8 * MIB
+    del second
+    gc.collect()
+    assert resident_at(place, 8 * MIB) < MIB
+    assert bool(first.all() and third.all())
 
 
 @linux

@@ -302,7 +302,7 @@ class Trial:
             raise RefusedError("words that are looked up in the head are others")
 
     def as_it_is(self, index: int) -> list[Tensor]:
-        """What a layer makes of the hidden states that come to it."""
+        """Run a layer as it is, over the hidden states that come to it."""
         layers, runs = range(index, index + 1), zip(self.hidden, self._both, strict=True)
         return [self.eagerly(self.adapter, hidden, layers, step) for hidden, step in runs]
 
@@ -549,7 +549,7 @@ class ProductChecks:
         owned = (p for part in parts for p in part._parameters.values())
         self._users = Counter(p.data_ptr() for p in owned if p is not None and is_plain(p))
         self.words_at = None if adapter is None else self._place_of_words(adapter)
-        """Where words lie that the head multiplies by and that are looked up, by nobody else."""
+        """The address of words that head and embedding alone have, which are looked up by rows."""
 
     def _place_of_words(self, adapter: Adapter) -> int | None:
         held, words = weights_of(adapter.head), adapter.embedding

@@ -31,8 +31,8 @@ DTYPES = {0: "float32", 1: "float16", 30: "bfloat16"}  # types of plain numbers
 SAMPLED = 4096  # bytes of a tensor that its fingerprint is made of
 
 
-class Texts(Sequence[str]):
-    """Texts in one piece of memory, as words of a tokenizer are a hundred thousand."""
+class StoredTexts(Sequence[str]):
+    """StoredTexts in one piece of memory, as words of a tokenizer are a hundred thousand."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         content, self._ends = bytearray(), array("Q", [0])
@@ -263,7 +263,7 @@ class _Header:
             return struct.unpack_from(f"<{n}{FIXED[inner]}", self._content, start)
         if inner != TEXT:
             raise _NotThere(f"a list of unknown type {inner}")
-        return Texts(self._text() for _ in range(self._count(n, 8, "texts")))
+        return StoredTexts(self._text() for _ in range(self._count(n, 8, "texts")))
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, n_sizes = self._text(), self._number("I")
