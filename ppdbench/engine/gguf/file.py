@@ -32,7 +32,7 @@ SAMPLED = 4096  # bytes of a tensor that its fingerprint is made of
 
 
 class StoredTexts(Sequence[str]):
-    """StoredTexts in one piece of memory, as words of a tokenizer are a hundred thousand."""
+    """Texts in one piece of memory: a tokenizer has a hundred thousand."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         content, self._ends = bytearray(), array("Q", [0])
