@@ -115,27 +115,20 @@ class LargePages:
                 mapped.madvise(mmap.MADV_HUGEPAGE)
             chunk = np.frombuffer(mapped, np.uint8)
             self._chunk, self._used = weakref.ref(chunk), 0
-            self._note(chunk)
+            self._spans[id(chunk)] = span(torch.from_numpy(chunk))
+            weakref.finalize(chunk, self._spans.pop, id(chunk)).atexit = False
         first, self._used = self._used, self._used + n_bytes
         piece = chunk[first : first + n * dtype.itemsize]
-        weakref.finalize(piece, _give_back, span_of(piece)).atexit = False
         # A storage of its own: who counts what a model holds goes by storages.
-        return torch.from_numpy(piece).view(dtype)
+        made = torch.from_numpy(piece)
+        weakref.finalize(piece, _give_back, span(made)).atexit = False
+        return made.view(dtype)
 
     def holds_alone(self, tensor: Tensor) -> bool:
         """True if a tensor is all of a piece: whoever has it may write there what it likes."""
         start, end = span(tensor)
         whole = tensor.untyped_storage().nbytes() == end - start
         return whole and any(low <= start and end <= high for low, high in self._spans.values())
-
-    def _note(self, chunk: np.ndarray[Any, Any]) -> None:
-        self._spans[id(chunk)] = span_of(chunk)
-        weakref.finalize(chunk, self._spans.pop, id(chunk)).atexit = False
-
-
-def span_of(held: np.ndarray[Any, Any]) -> Span:
-    """The span of memory of an array of bytes."""
-    return held.ctypes.data, held.ctypes.data + len(held)
 
 
 def _give_back(freed: Span) -> None:

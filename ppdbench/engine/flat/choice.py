@@ -468,17 +468,17 @@ def _lay_out_all(adapter: Adapter, text: Sequence[int]) -> FlatPasses:
 
     Of layers that differ in nothing but weights one stands for all.
     """
-    trial, checks, wanted = Trial(adapter, text), ProductChecks(adapter), list[Tensor]()
+    trial, checks, wanted = Trial(adapter, text), ProductChecks(adapter), dict[int, list[Tensor]]()
     there = [i for i, layer in enumerate(adapter.layers) if is_there(layer)]
     compared = set(there[:1] if adapter.anatomy.alike else there)
 
     def before(index: int) -> None:
         if index in compared:
-            wanted[:] = trial.as_it_is(index)
+            wanted[index] = trial.as_it_is(index)
 
     def behind(index: int) -> None:
-        if index in compared:
-            trial.compare(index, adapter.layers[index], list(wanted))
+        if index in wanted:
+            trial.compare(index, adapter.layers[index], wanted.pop(index))
 
     words = None if checks.words_at is None else trial.words()
     adapter.pack(checks.for_good, before, behind)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ppdbench.engine.flat.native import FOR_TILES, HALVES, STORED_FORMS, Columns, Product, loaded
-from ppdbench.engine.flat.weights import BLOCK, FlatLinear, in_blocks
+from ppdbench.engine.flat.weights import BLOCK, FlatLinear, in_blocks, widened
 from ppdbench.engine.levels import GROUP, Levels
 from ppdbench.machine.pages import large_pages
 
@@ -112,7 +112,7 @@ class StoredLinear(FlatLinear):
         return made
 
     def biased(self, bias: Tensor) -> FlatLinear:
-        return self._over(self.blob, bias.detach().float(), self.out_features)
+        return self._over(self.blob, widened(bias), self.out_features)
 
     def outputs(self, first: int, count: int) -> FlatLinear | None:
         if self.bias is not None or not in_blocks(first, count):
@@ -166,8 +166,7 @@ def store(levels: Levels, bias: Tensor | None, dtype: torch.dtype) -> StoredLine
     by_block = padded.levels.view(n, BLOCK, groups, GROUP)
     for some in _some_blocks(n, inputs):
         blob[some, :, form.scale_words :] = form.in_words(by_block[some])
-    held = None if bias is None else bias.detach().float()
-    return StoredLinear(blob, held, outputs, inputs, form=form, dtype=dtype)
+    return StoredLinear(blob, widened(bias), outputs, inputs, form=form, dtype=dtype)
 
 
 def _some_blocks(blocks: int, inputs: int) -> Iterator[slice]:

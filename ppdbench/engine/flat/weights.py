@@ -51,7 +51,7 @@ class FlatLinear:
 
     def biased(self, bias: Tensor) -> FlatLinear:
         """The same with a bias, where it has none: x W^T + b over one blob."""
-        return FlatLinear(self.blob, bias.detach().float(), self.out_features, self.in_features)
+        return FlatLinear(self.blob, widened(bias), self.out_features, self.in_features)
 
     def outputs(self, first: int, count: int) -> FlatLinear | None:
         """Some outputs over the same memory, where they are whole blocks and have no bias."""
@@ -121,7 +121,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> FlatLinear:
     n = loaded().blob_numbers(outputs, inputs, narrow=weight.dtype == torch.bfloat16)
     blob = large_pages.zeros(n, weight.dtype)
     loaded().move(blob, weight.detach())
-    return FlatLinear(blob, _widened(bias), outputs, inputs)
+    return FlatLinear(blob, widened(bias), outputs, inputs)
 
 
 def pack_in_place(weight: Tensor, bias: Tensor | None = None) -> FlatLinear | None:
@@ -141,10 +141,11 @@ def pack_in_place(weight: Tensor, bias: Tensor | None = None) -> FlatLinear | No
             f"a weight of {outputs} x {inputs} came out changed when it was laid out for the "
             "kernels: is this machine's memory sound?"
         )
-    return FlatLinear(weight.detach().view(-1), _widened(bias), outputs, inputs)
+    return FlatLinear(weight.detach().view(-1), widened(bias), outputs, inputs)
 
 
-def _widened(bias: Tensor | None) -> Tensor | None:
+def widened(bias: Tensor | None) -> Tensor | None:
+    """A bias, if there is one, in the type that kernels add."""
     return None if bias is None else bias.detach().float()
 
 
