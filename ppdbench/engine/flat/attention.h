@@ -34,6 +34,9 @@ struct Sight {
     Seen of(int64_t at, int64_t n) const {
         return {first > at ? first - at : 0, end - at < n ? end - at : n};
     }
+    // The parts that it sees something of.
+    int64_t first_part() const { return first / PART; }
+    int64_t end_part() const { return (end + PART - 1) / PART; }
 };
 
 inline Sight sight(const Pass& pass, int64_t row, int32_t layer, int64_t window) {
@@ -213,32 +216,59 @@ class Tilts {
     float places_[PART];
 };
 
-// Makes weights of the scores [low, high) of a part: e^(score - the largest of them). Calls
-// `put(i, weights)` for each vector of them, those outside being nought.
-template <class Put>
-inline void weigh(float* scores, int64_t low, int64_t high, float scale, float softcap, Tilt tilt,
-                  Gathered gathered, Put put) {
-    const int64_t first = low / LANES * LANES;
-    Vec most = all(-INFINITY);
-    for (int64_t i = first; i < high; i += LANES) {
-        Vec s = load(scores + i);
-        if (tilt.places) s = s + tilt.of(i);
-        s = s * scale;
-        if (softcap > 0) s = tanh(s / softcap) * softcap;
-        if (i < low || i + LANES > high) {
-            const Ints place = counted(int32_t(i));
-            s = (place >= int32_t(low)) & (place < int32_t(high)) ? s : all(-INFINITY);
+// The scores [low, high) of a part for a head, and what makes exponents of them: all times a scale, tilted
+// before, capped behind.
+struct Scores {
+    float* of;
+    int64_t low, high;
+    float scale, cap;
+    Tilt tilt;
+
+    // Calls `each(i, scores)` for every vector; outside there is nothing larger than minus infinity.
+    template <class Each>
+    void by_vectors(Each each) const {
+        for (int64_t i = low / LANES * LANES; i < high; i += LANES) {
+            Vec s = load(of + i);
+            if (i < low || i + LANES > high) {
+                const Ints place = counted(int32_t(i));
+                s = (place >= int32_t(low)) & (place < int32_t(high)) ? s : all(-INFINITY);
+            }
+            each(i, s);
         }
-        store(scores + i, s);
-        most = larger(s, most);
     }
-    gathered.peak = largest(most);
+    // True if they become exponents here and now, before `peak`; others only grow by a factor.
+    bool bend() const { return tilt.places || cap > 0 || scale <= 0; }
+    float factor() const { return bend() ? 1 : scale; }
+    // The largest exponent.
+    float peak() const {
+        if (bend()) make_exponents();
+        Vec most = all(-INFINITY);
+        by_vectors([&](int64_t, Vec s) { most = larger(s, most); });
+        return largest(most) * factor();
+    }
+
+   private:
+    void make_exponents() const {
+        by_vectors([&](int64_t i, Vec s) {
+            if (tilt.places) s = s + tilt.of(i);
+            s = s * scale;
+            if (cap > 0) s = tanh(s / cap) * cap;
+            store(of + i, s);
+        });
+    }
+};
+
+// Makes weights of scores whose peak is known: e^(exponent - the peak). Calls `put(i, weights)` for each
+// vector of them, those outside being nought.
+template <class Put>
+inline void weigh(const Scores& scores, Gathered gathered, Put put) {
+    const float factor = scores.factor(), peak = gathered.peak;
     Vec total{};
-    for (int64_t i = first; i < high; i += LANES) {
-        Vec w = exp(load(scores + i) - gathered.peak);
+    scores.by_vectors([&](int64_t i, Vec s) {
+        const Vec w = bounded_exp(s * factor - peak);
         put(i, w);
         total = total + w;
-    }
+    });
     gathered.total = sum(total);
 }
 
@@ -281,7 +311,8 @@ void gather(const Sight& seen, int64_t at, int64_t low, int64_t high, const Rows
 // Puts what a later part gathered behind what the earlier ones did.
 inline void join(Gathered so_far, Gathered later, int64_t dim) {
     const float peak = later.peak > so_far.peak ? later.peak : so_far.peak;
-    const float one = exp(all(so_far.peak - peak))[0], two = exp(all(later.peak - peak))[0];
+    const Vec by = bounded_exp(Vec{so_far.peak - peak, later.peak - peak});
+    const float one = by[0], two = by[1];
     so_far.peak = peak;
     so_far.total = so_far.total * one + later.total * two;
     for (int64_t d = 0; d < dim; d += LANES) {
@@ -312,15 +343,16 @@ class Unit {
 
     // Only rows that see something of the part gather; `place(row, group)` says where.
     template <class Place>
-    void run(int64_t part, Place place) {
+    void run(int64_t part, bool, Place place) {
         const int64_t begin = part * PART;
         for (int64_t at = begin; at < begin + PART; at += TILE) score_tile(begin, at);
         for (int64_t r = first_row_; r < end_row_; r++) {
-            const Sight& seen = sights_[r - first_row_];
+            const Sight& seen = sight_of(r);
             const auto [low, high] = seen.of(begin, PART);
             if (low < high) gather_row(r, begin, low, high, place);
         }
     }
+    const Sight& sight_of(int64_t row) const { return sights_[row - first_row_]; }
 
    private:
     static constexpr int64_t MOST = 4;  // heads that gather at once
@@ -332,7 +364,7 @@ class Unit {
         tile_.clear();
         n_asked_ = 0;
         for (int64_t r = first_row_; r < end_row_; r++) {
-            const Sight& seen = sights_[r - first_row_];
+            const Sight& seen = sight_of(r);
             const auto [low, high] = seen.of(at, TILE);
             if (low >= high) continue;
             if (!tile_.holds(seen, at, int(low), int(high))) {
@@ -361,16 +393,17 @@ class Unit {
         using Gather = void (*)(const Sight&, int64_t, int64_t, int64_t, const Rows&, const float*,
                                 float* const*);
         static constexpr Gather some[] = {gather<1, T>, gather<2, T>, gather<3, T>, gather<4, T>};
-        const Sight& seen = sights_[row - first_row_];
+        const Sight& seen = sight_of(row);
         const Tilts tilts(op_, seen, begin, low, high);
         for (int64_t g = 0; g < groups_; g += MOST) {
             const int64_t n = groups_ - g < MOST ? groups_ - g : MOST;
             float* out[MOST];
             for (int64_t i = 0; i < n; i++) {
                 Gathered gathered = place(row, g + i);
-                float* weights = scores(row, g + i);
-                weigh(weights, low, high, op_.value, op_.cap, tilts.of(first_head_ + g + i),
-                      gathered, [&](int64_t at, Vec w) { store(weights + at, w); });
+                const Scores found{scores(row, g + i), low, high, op_.value, op_.cap,
+                             tilts.of(first_head_ + g + i)};
+                gathered.peak = found.peak();
+                weigh(found, gathered, [&](int64_t at, Vec w) { store(found.of + at, w); });
                 out[i] = gathered.values;
             }
             some[n - 1](seen, begin, low, high, rows_.values, scores(row, g), out);

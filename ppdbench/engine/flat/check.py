@@ -25,14 +25,14 @@ from ppdbench.engine.levels import GROUP, Levels
 INPUTS, OUTPUTS = 139, 45
 LONG_INPUTS = 1061
 ROWS = (1, 2, 13, 33)
-# Of heads: how many there are of queries and of keys, how wide these are, and how wide values.
-HEADS, KV_HEADS, DIM, VALUE = 6, 2, 20, 14
+# Heads of queries and of keys.
+HEADS, KV_HEADS = 6, 2
 # Of latents that serve all heads: how wide they are, and the keys beside them; the room for each.
 LATENT, TURNED, ROOM = 21, 6, 24
 # The layer that attends, behind one of narrower rows.
 LAYER = 1
-# A tree of two branches.
-PARENTS, LEAVES = (-1, 0, 1, 0, 3), (2, 4)
+SCALE = 20**-0.5
+ROOM_BEHIND = 3  # rows of a cache that no pass asks for
 # Slots before a pass: none, some of the first part of a list, more than a part; there the rows of a
 # branch see to the end of one vector's places and further.
 STARTS = (0, 14, 142)
@@ -41,6 +41,38 @@ SLOPES = torch.tensor([0.7109375, 0.35546875, 0.2109375, 0.1015625, 0.05078125, 
 SINKS = torch.linspace(-2.0, 3.0, HEADS)
 # Of numbers that are clipped or cut, and of rows whose parts are mixed.
 MOST, DEVIATIONS, PARTS = 0.75, 0.3, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How wide keys and values are, and the parents of a tree of rows that attend."""
+
+    dim: int
+    value: int
+    parents: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many attend."""
+        return len(self.parents)
+
+    @property
+    def leaves(self) -> list[int]:
+        """Rows that no other goes on from."""
+        return [row for row in range(self.rows) if row not in self.parents]
+
+    @property
+    def lines(self) -> list[list[int]]:
+        """The rows that each of them sees, itself the last."""
+        lines: list[list[int]] = []
+        for row, parent in enumerate(self.parents):
+            lines.append([*(lines[parent] if parent >= 0 else ()), row])
+        return lines
+
+
+NARROW = Shape(20, 14, (-1, 0, 1, 0, 3))
+# Whole tiles, and as many rows as are worked on in more than one block.
+WIDE = Shape(96, 96, (-1, 0, 1, 0, *range(3, 10)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +114,9 @@ def check(dtype: torch.dtype) -> None:
     _check_rows(dtype, made)
     for start in STARTS:
         for way in WAYS:
-            _check_attention(dtype, made, start, way)
+            _check_attention(dtype, made, start, way, NARROW)
         _check_latents(dtype, made, start)
+    _check_attention(dtype, made, STARTS[-1], WAYS[0], WIDE)
 
 
 def _random(made: torch.Generator, *size: int, dtype: torch.dtype) -> Tensor:
@@ -271,37 +304,37 @@ def _run(program: Program, x: Tensor, out: Buffer, given: Pass | None) -> Tensor
 
 
 def _check_attention(
-    dtype: torch.dtype, made: torch.Generator, start: int, way: AttentionWay
+    dtype: torch.dtype, made: torch.Generator, start: int, way: AttentionWay, shape: Shape
 ) -> None:
     """Attention of heads that have keys and values in groups."""
-    capacity = start + len(PARENTS) + 3
-    keys, values = (_random(made, 1, KV_HEADS, capacity, DIM, dtype=dtype) for _ in range(2))
-    values[..., VALUE:] = torch.nan  # there is room for more
-    behind = (HEADS + KV_HEADS) * DIM
-    width = behind + KV_HEADS * VALUE
+    capacity, dim = start + shape.rows + ROOM_BEHIND, shape.dim
+    keys, values = (_random(made, 1, KV_HEADS, capacity, dim, dtype=dtype) for _ in range(2))
+    values[..., shape.value :] = torch.nan  # there is room for more
+    behind = (HEADS + KV_HEADS) * dim
+    width = behind + KV_HEADS * shape.value
     program = Program(dtype, width)
-    queries = program.hidden.part(0, HEADS * DIM)
-    new_keys = program.hidden.part(HEADS * DIM, KV_HEADS * DIM)
-    new_values = program.hidden.part(behind, KV_HEADS * VALUE)
-    out = program.buffer(HEADS * VALUE)
-    program.store(new_keys, new_values, LAYER, KV_HEADS, DIM, VALUE)
+    queries = program.hidden.part(0, HEADS * dim)
+    new_keys = program.hidden.part(HEADS * dim, KV_HEADS * dim)
+    new_values = program.hidden.part(behind, KV_HEADS * shape.value)
+    out = program.buffer(HEADS * shape.value)
+    program.store(new_keys, new_values, LAYER, KV_HEADS, dim, shape.value)
     program.attend(
-        *(queries, out, LAYER, HEADS, KV_HEADS, DIM, DIM**-0.5),
+        *(queries, out, LAYER, HEADS, KV_HEADS, dim, SCALE),
         window=way.window,
         slopes=way.slopes,
         coarse=way.coarse,
         sinks=way.sinks,
-        value_dim=VALUE,
+        value_dim=shape.value,
         value_heads=way.value_heads,
     )
-    x = _random(made, len(PARENTS), width, dtype=dtype)
-    wanted = _attended(x, keys, values, start, way)
-    _check_tree("attention", program, x, out, start, (keys, values), wanted)
+    x = _random(made, shape.rows, width, dtype=dtype)
+    wanted = _attended(x, keys, values, start, way, shape)
+    _check_tree("attention", program, x, out, start, (keys, values), wanted, shape)
 
 
 def _check_latents(dtype: torch.dtype, made: torch.Generator, start: int) -> None:
     """Attention of heads that look at the same latents."""
-    capacity = start + len(PARENTS) + 3
+    capacity = start + NARROW.rows + ROOM_BEHIND
     keys, values = (_random(made, 1, 1, capacity, ROOM, dtype=dtype) for _ in range(2))
     keys[..., LATENT:], values[..., TURNED:] = torch.nan, torch.nan  # there is room for more
     asked, wide = HEADS * (TURNED + LATENT), LATENT + TURNED
@@ -309,10 +342,10 @@ def _check_latents(dtype: torch.dtype, made: torch.Generator, start: int) -> Non
     queries, kept = program.hidden.part(0, asked), program.hidden.part(asked, wide)
     out = program.buffer(HEADS * LATENT)
     program.store(kept.part(0, LATENT), kept.part(LATENT, TURNED), LAYER, 1, LATENT, TURNED)
-    program.attend(queries, out, LAYER, HEADS, 1, wide, DIM**-0.5, latents=LATENT)
-    x = _random(made, len(PARENTS), asked + wide, dtype=dtype)
+    program.attend(queries, out, LAYER, HEADS, 1, wide, SCALE, latents=LATENT)
+    x = _random(made, NARROW.rows, asked + wide, dtype=dtype)
     wanted = _attended_latents(x, keys, values, start)
-    _check_tree("attention to latents", program, x, out, start, (keys, values), wanted)
+    _check_tree("attention to latents", program, x, out, start, (keys, values), wanted, NARROW)
 
 
 def _check_tree(
@@ -323,13 +356,14 @@ def _check_tree(
     start: int,
     held: tuple[Tensor, Tensor],
     wanted: np.ndarray,
+    shape: Shape,
 ) -> None:
     """A tree of two branches behind a text, and each of them as a chain."""
-    beside = torch.full((1, 1, held[0].shape[2], DIM // 2), torch.nan, dtype=x.dtype)
-    lines, blocks = _lines(), CacheBlocks([(beside, beside), held])
+    beside = torch.full((1, 1, held[0].shape[2], shape.dim // 2), torch.nan, dtype=x.dtype)
+    lines, blocks = shape.lines, CacheBlocks([(beside, beside), held])
     found = _run(program, x, out, _tree(start, lines, blocks))
     _close(what, found, wanted, np.abs(wanted) + 1)
-    for leaf in LEAVES:
+    for leaf in shape.leaves:
         line = lines[leaf]
         chain = _chain(start, len(line), blocks)
         branch = _run(program, x[line].contiguous(), out, chain)
@@ -338,14 +372,6 @@ def _check_tree(
         before_nan = x[line]
         before_nan[-1] = torch.nan
         _same(what, _run(program, before_nan, out, chain)[:-1], branch[:-1])
-
-
-def _lines() -> list[list[int]]:
-    """The rows of the tree that each of them sees, itself the last."""
-    lines: list[list[int]] = []
-    for row, parent in enumerate(PARENTS):
-        lines.append([*(lines[parent] if parent >= 0 else ()), row])
-    return lines
 
 
 def _tree(start: int, lines: list[list[int]], blocks: CacheBlocks) -> Pass:
@@ -363,20 +389,23 @@ def _chain(start: int, n: int, blocks: CacheBlocks) -> Pass:
     return Pass(start, places, places, None, None, UNTURNED, blocks, causal=True)
 
 
-def _attended(x: Tensor, keys: Tensor, values: Tensor, start: int, way: AttentionWay) -> np.ndarray:
-    """Attention in float64, row by row: [row, HEADS * VALUE]."""
-    parts = np.split(_wide(x), [HEADS * DIM, (HEADS + KV_HEADS) * DIM], axis=1)
+def _attended(
+    x: Tensor, keys: Tensor, values: Tensor, start: int, way: AttentionWay, shape: Shape
+) -> np.ndarray:
+    """Attention in float64, row by row: [row, HEADS * value]."""
+    dim, value = shape.dim, shape.value
+    parts = np.split(_wide(x), [HEADS * dim, (HEADS + KV_HEADS) * dim], axis=1)
     queries, *new = (
         part.reshape(len(x), -1, width).swapaxes(0, 1)
-        for part, width in zip(parts, (DIM, DIM, VALUE), strict=True)
+        for part, width in zip(parts, (dim, dim, value), strict=True)
     )
-    before = (_wide(held[0, :, :start]) for held in (keys, values[..., :VALUE]))
+    before = (_wide(held[0, :, :start]) for held in (keys, values[..., :value]))
     both = (np.concatenate(pair, axis=1) for pair in zip(before, new, strict=True))
     own_keys, own_values = both
     if way.value_heads is not None:
         own_values = own_values[np.resize(way.value_heads, KV_HEADS)]
     all_keys, all_values = (x.repeat(HEADS // KV_HEADS, axis=0) for x in (own_keys, own_values))
-    return _gathered(queries, all_keys, all_values, start, way)
+    return _gathered(queries, all_keys, all_values, start, way, shape)
 
 
 def _attended_latents(x: Tensor, keys: Tensor, values: Tensor, start: int) -> np.ndarray:
@@ -388,19 +417,24 @@ def _attended_latents(x: Tensor, keys: Tensor, values: Tensor, start: int) -> np
     rows = np.concatenate([turned, latents], axis=1), latents
     of_keys, of_values = (np.broadcast_to(part, (HEADS, *part.shape)) for part in rows)
     heads = queries.reshape(len(x), HEADS, -1).swapaxes(0, 1)
-    return _gathered(heads, of_keys, of_values, start, AttentionWay())
+    return _gathered(heads, of_keys, of_values, start, AttentionWay(), NARROW)
 
 
 def _gathered(
-    queries: np.ndarray, keys: np.ndarray, values: np.ndarray, start: int, way: AttentionWay
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    start: int,
+    way: AttentionWay,
+    shape: Shape,
 ) -> np.ndarray:
     """The values that rows gather, head by head, all of them [head, row, number]."""
     rows = []
-    for i, line in enumerate(_lines()):
+    for i, line in enumerate(shape.lines):
         seen = [*range(start), *(start + row for row in line)][-(way.window or 0) :]
         scores = queries[:, i, None] @ keys[:, seen].swapaxes(1, 2)
         last = start + len(line)
-        scores = (scores + _tilted(way, last - len(seen), last)) * DIM**-0.5
+        scores = (scores + _tilted(way, last - len(seen), last)) * SCALE
         sinks = np.full(HEADS, -np.inf) if way.sinks is None else _wide(way.sinks)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         unheard = np.exp(sinks[:, None, None] - scores.max(-1, keepdims=True))

@@ -614,31 +614,30 @@ class Runner : public Work {
             auto place = [&](int64_t row, int64_t group) {
                 return gathered(op, part, row, kv_head * groups + group);
             };
-            return some.run(part, place);
+            return some.run(part, false, place);
         }
         float* room = own(thread) + unit_floats(op, rows_of_block(op) * groups);
         for (int64_t p = 0; p < parts_; p++) {
             auto place = [&](int64_t row, int64_t group) -> Gathered {
-                if (p == first_part(op, row)) return gathered(op, 0, row, kv_head * groups + group);
+                if (p == some.sight_of(row).first_part())
+                    return gathered(op, 0, row, kv_head * groups + group);
                 const int64_t at = (row - first) * groups + group;
                 return {room + at * Gathered::floats(op.value_dim), op.value_dim};
             };
-            some.run(p, place);
-            for (int64_t r = first; r < end; r++)
+            some.run(p, p + 1 < parts_, place);
+            for (int64_t r = first; r < end; r++) {
+                const Sight& seen = some.sight_of(r);
+                if (p <= seen.first_part() || p >= seen.end_part()) continue;
                 for (int64_t g = 0; g < groups; g++)
-                    if (first_part(op, r) < p && p < end_part(op, r))
-                        join(gathered(op, 0, r, kv_head * groups + g), place(r, g), op.value_dim);
+                    join(gathered(op, 0, r, kv_head * groups + g), place(r, g), op.value_dim);
+            }
         }
-    }
-    int64_t first_part(const Operation& op, int64_t row) const { return sight(*pass_, row, 0, op.window).first / PART; }
-    int64_t end_part(const Operation& op, int64_t row) const {
-        return (sight(*pass_, row, 0, op.window).end + PART - 1) / PART;
     }
     void merge(const Operation& op, int64_t row, int) {
         const int64_t dim = op.value_dim;
         const bool apart = parts_apart(op) > 1 || parts_ == 1;
-        const int64_t first = apart ? first_part(op, row) : 0;
-        const int64_t end = apart ? end_part(op, row) : 1;
+        const Sight seen = sight(*pass_, row, 0, op.window);
+        const int64_t first = apart ? seen.first_part() : 0, end = apart ? seen.end_part() : 1;
         for (int64_t head = 0; head < op.heads; head++) {
             Gathered all_parts = gathered(op, first, row, head);
             for (int64_t p = first + 1; p < end; p++) join(all_parts, gathered(op, p, row, head), dim);

@@ -110,7 +110,7 @@ inline void copy_out(const float* from, T* to, int64_t width) {
 template <class T>
 inline void narrowed(const float* from, T* to, int64_t width, int64_t deep) {
     for (int64_t i = 0; i < deep; i += LANES)
-        store(to + i, i < width ? rounded(load_some(from + i, width - i)) : Vec{});
+        store_rounded(to + i, i < width ? load_some(from + i, width - i) : Vec{});
 }
 
 inline void act(const float* x, const float* times, float* out, int64_t width, int which,

@@ -1,8 +1,6 @@
 // Rows as tiles of columns take them: pairs of numbers, those of 16 rows side by side.
 #pragma once
 
-#include <utility>
-
 #include "products.h"
 #include "rows.h"
 
@@ -10,20 +8,108 @@ namespace flat {
 
 static_assert(GROUP == TILE_DEEP, "a product of tiles takes a group");
 
-// Rows of a square of 16 become its columns. Not inlined, so that all is built sooner.
+// Writes the first `n` columns of 16 rows of words, as many of each as `count` says: a column becomes what
+// lies side by side. Rows are `pitch` apart, of whole fours, columns `stride`. Not inlined, so that all is
+// built sooner.
 template <class Word>
-__attribute__((noinline)) void square_transposed(Word (&square)[TILE_ROWS][TILE_ROWS]) {
+__attribute__((noinline)) void put_columns(const Word* rows, int64_t pitch, int64_t n, int64_t count,
+                                           Word* to, int64_t stride) {
     static_assert(sizeof(Word) == sizeof(float), "words");
 #if defined(__AVX512F__)
-    Vec held[TILE_ROWS];
-    for (int i = 0; i < TILE_ROWS; i++) held[i] = load((const float*)square[i]);
-    transpose(held);
-    for (int i = 0; i < TILE_ROWS; i++) store((float*)square[i], held[i]);
+    const __mmask16 some = __mmask16((1u << count) - 1);
+    for (int64_t j = 0; j < n; j += 4) {
+        auto four = [&](int row) { return _mm_loadu_ps((const float*)rows + row * pitch + j); };
+        __m512 held[4];  // four numbers each of four rows, the first of which is i
+        for (int i = 0; i < 4; i++) {
+            held[i] = _mm512_castps128_ps512(four(i));
+            held[i] = _mm512_insertf32x4(held[i], four(i + 4), 1);
+            held[i] = _mm512_insertf32x4(held[i], four(i + 8), 2);
+            held[i] = _mm512_insertf32x4(held[i], four(i + 12), 3);
+        }
+        const __m512d low[] = {(__m512d)_mm512_unpacklo_ps(held[0], held[1]),
+                               (__m512d)_mm512_unpacklo_ps(held[2], held[3])};
+        const __m512d high[] = {(__m512d)_mm512_unpackhi_ps(held[0], held[1]),
+                                (__m512d)_mm512_unpackhi_ps(held[2], held[3])};
+        const __m512d columns[] = {
+            _mm512_unpacklo_pd(low[0], low[1]), _mm512_unpackhi_pd(low[0], low[1]),
+            _mm512_unpacklo_pd(high[0], high[1]), _mm512_unpackhi_pd(high[0], high[1])};
+        for (int i = 0; i < 4 && j + i < n; i++)
+            _mm512_mask_storeu_ps((float*)to + (j + i) * stride, some, (__m512)columns[i]);
+    }
 #else
-    for (int i = 0; i < TILE_ROWS; i++)
-        for (int j = 0; j < i; j++) std::swap(square[i][j], square[j][i]);
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t i = 0; i < count; i++) to[j * stride + i] = rows[i * pitch + j];
 #endif
 }
+
+// Rounds 32 numbers of up to 16 rows and writes the first pair of each, then the next, `pitch` apart. A row
+// has no more than `rest` numbers.
+template <class Row>  // the numbers of row i
+void lay_pairs(Row row, int64_t count, int64_t rest, uint32_t* to, int64_t pitch) {
+    constexpr int64_t EACH = GROUP / 2;
+    alignas(64) uint32_t found[TILE_ROWS][EACH] = {};
+    for (int64_t i = 0; i < count; i++) narrowed(row(i), (Bfloat16*)found[i], rest, GROUP);
+    if (pitch == 1) return (void)memcpy(to, found[0], sizeof found[0]);
+    put_columns(found[0], EACH, EACH, count, to, pitch);
+}
+
+// Sums of 32 outputs with up to 32 rows, which are columns of pairs; those of the second 16 where there
+// are `two`. From a pair of a row to its next it is `pitch`.
+template <bool two, class Tiles>
+class SumsByOutputs {
+   public:
+    SumsByOutputs(Tiles& tiles, int64_t pitch) : tiles_(tiles), stride_(pitch * 4) {
+        tiles_.template zero<SUM_LEFT>();
+        tiles_.template zero<SUM_RIGHT>();
+        if (two) tiles_.template zero<SECOND_LEFT>();
+        if (two) tiles_.template zero<SECOND_RIGHT>();
+    }
+    // Adds 32 numbers of each output, `stride` apart, times 16 pairs of each row; those of the second
+    // 16 are elsewhere.
+    void multiply(const Bfloat16* outputs, int64_t stride, const uint32_t* pairs,
+                  const uint32_t* others) {
+        const int64_t bytes = stride * sizeof(Bfloat16);
+        tiles_.template load<ROWS>(pairs, stride_);
+        if (two) tiles_.template load<SECOND_ROWS>(others, stride_);
+        tiles_.template load<COLUMNS>(outputs, bytes);
+        tiles_.template multiply<SUM_LEFT, COLUMNS, ROWS>();
+        if (two) tiles_.template multiply<SECOND_LEFT, COLUMNS, SECOND_ROWS>();
+        tiles_.template load<COLUMNS>(outputs + TILE_ROWS * stride, bytes);
+        tiles_.template multiply<SUM_RIGHT, COLUMNS, ROWS>();
+        if (two) tiles_.template multiply<SECOND_RIGHT, COLUMNS, SECOND_ROWS>();
+    }
+    // Writes the 32 sums of each of `n` rows, which come to lie side by side.
+    void store(int64_t n, float* sums, int64_t stride) const {
+        const int64_t first = two ? TILE_ROWS : n;
+        put<SUM_LEFT>(first, sums, stride);
+        put<SUM_RIGHT>(first, sums + TILE_ROWS, stride);
+        if (two) put<SECOND_LEFT>(n - first, sums + first * stride, stride);
+        if (two) put<SECOND_RIGHT>(n - first, sums + first * stride + TILE_ROWS, stride);
+    }
+    // Writes them as they are: those of an output side by side, from one to the next `stride`.
+    void store_by_outputs(float* sums, int64_t stride) const {
+        put_down<SUM_LEFT>(sums, stride);
+        put_down<SUM_RIGHT>(sums + TILE_ROWS * stride, stride);
+        if (two) put_down<SECOND_LEFT>(sums + TILE_ROWS, stride);
+        if (two) put_down<SECOND_RIGHT>(sums + TILE_ROWS * stride + TILE_ROWS, stride);
+    }
+
+   private:
+    template <int tile>
+    void put_down(float* to, int64_t stride) const {
+        tiles_.template store<tile>(to, stride * sizeof(float));
+    }
+    template <int tile>
+    void put(int64_t n, float* to, int64_t stride) const {
+        if (n == 1) return put_down<tile>(to, 1);
+        alignas(64) float found[TILE_ROWS * TILE_ROWS] = {};
+        put_down<tile>(found, TILE_ROWS);
+        put_columns(found, TILE_ROWS, n, TILE_ROWS, to, stride);
+    }
+
+    Tiles& tiles_;
+    const int64_t stride_;
+};
 
 // Rows that a product reads: the numbers of 16 side by side, in pairs, and those of the next 16
 // behind them all. As many as there are where these are fewer.
@@ -46,14 +132,7 @@ struct SideBySide {
     // Rounds the numbers of one unit, of which each row has no more than `rest`.
     template <class Row>  // the numbers of the unit's row i
     void lay(Row row, int64_t first, int64_t input, int64_t rest, uint32_t* pairs) const {
-        constexpr int64_t EACH = GROUP / 2;
-        alignas(64) uint32_t found[TILE_ROWS][EACH] = {};
-        const int64_t count = rows_from(first);
-        for (int64_t i = 0; i < count; i++) narrowed(row(i), (Bfloat16*)found[i], rest, GROUP);
-        uint32_t* to = pairs + at(first) + input / 2 * pitch();
-        if (pitch() == 1) return (void)memcpy(to, found[0], sizeof found[0]);
-        square_transposed(found);
-        for (int64_t j = 0; j < EACH; j++, to += pitch()) memcpy(to, found[j], count * sizeof *to);
+        lay_pairs(row, rows_from(first), rest, pairs + at(first) + input / 2 * pitch(), pitch());
     }
 };
 

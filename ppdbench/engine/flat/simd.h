@@ -86,9 +86,8 @@ inline Halves lower_halves(Ints x) {
 }
 
 inline Vec load(const float* from) { return *(const VecAnywhere*)from; }
-inline Vec load(const Bfloat16* from) {
-    return as_floats(widened(*(const HalvesAnywhere*)from) << 16);
-}
+inline Vec wide(Halves bfloat16) { return as_floats(widened(bfloat16) << 16); }
+inline Vec load(const Bfloat16* from) { return wide(*(const HalvesAnywhere*)from); }
 
 // Of numbers that are finite.
 inline Vec load(const Half* from) {
@@ -104,20 +103,31 @@ inline Vec load(const Half* from) {
 }
 
 // The nearest bfloat16, of two equally near ones the even; NaN stays NaN.
-inline Vec rounded(Vec x) {
+inline Halves rounded_halves(Vec x) {
 #if defined(__AVX512BF16__)
-    return as_floats(widened((Halves)_mm512_cvtneps_pbh((__m512)x)) << 16);
+    return (Halves)_mm512_cvtneps_pbh((__m512)x);
 #endif
-    Ints bits = as_ints(x);
-    Ints near = (bits + 0x7fff + ((bits >> 16) & 1)) & (int32_t)0xffff0000;
-    return x == x ? as_floats(near) : as_floats(all_ints(0x7fc00000));
+    const Ints bits = as_ints(x), near = bits + 0x7fff + ((bits >> 16) & 1);
+    return lower_halves((x == x ? near >> 16 : all_ints(0x7fc0)) & 0xffff);
 }
+inline Vec rounded(Vec x) { return wide(rounded_halves(x)); }
 inline Vec rounded_if(bool narrow, Vec x) { return narrow ? rounded(x) : x; }
 
 inline void store(float* to, Vec x) { *(VecAnywhere*)to = x; }
 // Of numbers that are rounded already.
 inline void store(Bfloat16* to, Vec x) {
     *(HalvesAnywhere*)to = lower_halves((as_ints(x) >> 16) & 0xffff);
+}
+// Rounds to bfloat16 and stores that; gives it back, too.
+inline Vec store_rounded(Bfloat16* to, Vec x) {
+    const Halves near = rounded_halves(x);
+    *(HalvesAnywhere*)to = near;
+    return wide(near);
+}
+inline Vec store_rounded(float* to, Vec x) {
+    const Vec near = rounded(x);
+    store(to, near);
+    return near;
 }
 
 // The first `n` numbers, zeros behind them.
@@ -179,6 +189,27 @@ inline float largest(Vec x) {
 #endif
 }
 
+// Numbers of 16 bits of two vectors in turn: the first of one, the first of the other, the second of one.
+struct InTurn {
+    Vec low, high;
+};
+inline InTurn in_turn(Vec one, Vec other) {
+#if defined(__AVX512BW__)
+    // Within each quarter two pieces are laid in turn: those that belong there are brought first.
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    const __m512i a = _mm512_permutexvar_epi64(order, (__m512i)one);
+    const __m512i b = _mm512_permutexvar_epi64(order, (__m512i)other);
+    return {(Vec)_mm512_unpacklo_epi16(a, b), (Vec)_mm512_unpackhi_epi16(a, b)};
+#else
+    uint16_t a[2 * LANES], b[2 * LANES], mixed[4 * LANES];
+    memcpy(a, &one, sizeof a), memcpy(b, &other, sizeof b);
+    for (int i = 0; i < 2 * LANES; i++) mixed[2 * i] = a[i], mixed[2 * i + 1] = b[i];
+    InTurn found;
+    memcpy(&found, mixed, sizeof found);
+    return found;
+#endif
+}
+
 // Rows of a square become its columns.
 inline void transpose(Vec (&square)[LANES]) {
     Ints low, high;
@@ -204,11 +235,11 @@ inline Vec clipped(Vec x, float most) {
     return low < -most ? all(-most) : low;
 }
 
-// e^x within two units of the last place; 0 where that would be next to denormal, NaN for NaN.
-inline Vec exp(Vec x) {
+// e^x within two units of the last place; 0 where that would be next to denormal, NaN for NaN. Of
+// numbers up to 88.
+inline Vec bounded_exp(Vec x) {
     const Vec least = all(-87.0f);
-    Vec bounded = x > 88.0f ? all(88.0f) : x;  // so put that NaN stays
-    bounded = bounded < least ? least : bounded;
+    const Vec bounded = x < least ? least : x;  // so put that NaN stays
     const Vec shift = all(12582912.0f);  // 1.5 * 2^23: what is added to it rounds to whole numbers
     Vec whole = bounded * 1.44269504088896341f + shift;
     Ints power = as_ints(whole) - as_ints(shift);
@@ -225,6 +256,7 @@ inline Vec exp(Vec x) {
     Vec scaled = series * as_floats((power + 127) << 23);
     return x < least ? Vec{} : scaled;
 }
+inline Vec exp(Vec x) { return bounded_exp(x > 88.0f ? all(88.0f) : x); }
 
 inline Vec tanh(Vec x) {
     Vec size = x < 0.0f ? -x : x;

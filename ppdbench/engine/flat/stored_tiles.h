@@ -88,51 +88,6 @@ inline void unpack_by_outputs(int form, const uint32_t* group, Bfloat16* to) {
         unpack_bytes(of, levels, to);
 }
 
-// The sums of a block of outputs with up to 32 rows; those of the second 16 where there are `two`.
-template <bool two, class Tiles>
-class SumsByOutputs {
-   public:
-    SumsByOutputs(Tiles& tiles, int64_t pitch) : tiles_(tiles), stride_(pitch * 4) {
-        tiles_.template zero<SUM_LEFT>();
-        tiles_.template zero<SUM_RIGHT>();
-        if (two) tiles_.template zero<SECOND_LEFT>();
-        if (two) tiles_.template zero<SECOND_RIGHT>();
-    }
-    // Adds a group of weights times 16 pairs of each row; those of the second 16 are elsewhere.
-    void multiply(const Bfloat16* weights, const uint32_t* pairs, const uint32_t* others) {
-        tiles_.template load<ROWS>(pairs, stride_);
-        if (two) tiles_.template load<SECOND_ROWS>(others, stride_);
-        tiles_.template load<COLUMNS>(weights, TILE_BYTES);
-        tiles_.template multiply<SUM_LEFT, COLUMNS, ROWS>();
-        if (two) tiles_.template multiply<SECOND_LEFT, COLUMNS, SECOND_ROWS>();
-        tiles_.template load<COLUMNS>(weights + TILE_ROWS * GROUP, TILE_BYTES);
-        tiles_.template multiply<SUM_RIGHT, COLUMNS, ROWS>();
-        if (two) tiles_.template multiply<SECOND_RIGHT, COLUMNS, SECOND_ROWS>();
-    }
-    // Writes the sums of `n` rows, [n, 32].
-    void store(int64_t n, float* sums) const {
-        const int64_t first = two ? TILE_ROWS : n;
-        put<SUM_LEFT>(first, sums);
-        put<SUM_RIGHT>(first, sums + TILE_ROWS);
-        if (two) put<SECOND_LEFT>(n - first, sums + first * BLOCK);
-        if (two) put<SECOND_RIGHT>(n - first, sums + first * BLOCK + TILE_ROWS);
-    }
-
-   private:
-    // A tile has 16 outputs below one another: they come to lie side by side.
-    template <int tile>
-    void put(int64_t n, float* to) const {
-        if (n == 1) return tiles_.template store<tile>(to, sizeof(float));
-        alignas(64) float found[TILE_ROWS][TILE_ROWS] = {};
-        tiles_.template store<tile>(found, TILE_BYTES);
-        square_transposed(found);
-        for (int i = 0; i < n; i++) memcpy(to + i * BLOCK, found[i], sizeof found[i]);
-    }
-
-    Tiles& tiles_;
-    const int64_t stride_;
-};
-
 // Up to 32 rows against a block. Tiles multiply some groups behind those that are being unpacked: by
 // then these have arrived in the nearest cache.
 template <bool two, class Tiles>
@@ -146,9 +101,9 @@ void groups_over(Tiles& tiles, int form, const uint32_t* groups, const uint32_t*
         if (g < count) unpack_by_outputs(form, groups + g * group_words(form), place(g));
         if (g < BEHIND) continue;
         const uint32_t* here = pairs + (g - BEHIND) * GROUP / 2 * lie.pitch();
-        found.multiply(place(g - BEHIND), here, here + lie.tile());
+        found.multiply(place(g - BEHIND), GROUP, here, here + lie.tile());
     }
-    found.store(n, sums);
+    found.store(n, sums, BLOCK);
 }
 
 // Any number of rows, 32 at a time.

@@ -6,8 +6,7 @@
 #pragma once
 
 #include "attention.h"
-#include "rows.h"
-#include "tiles.h"
+#include "side_by_side.h"
 
 namespace flat {
 
@@ -52,6 +51,31 @@ struct SharedPlaces {
     }
 };
 
+// Memory that is asked for while there is something to compute, some of it at a time: more at once would
+// keep what is worked on from coming.
+class Coming {
+   public:
+    void add(const Bfloat16* from, int64_t n) {
+        waiting_[n_++] = {(const char*)from, (const char*)(from + n)};
+    }
+    void ask() {
+        for (int lines = 0; lines < AT_ONCE && asked_ < n_;) {
+            Span& span = waiting_[asked_];
+            for (; lines < AT_ONCE && span.at < span.end; lines++, span.at += LINE)
+                __builtin_prefetch(span.at, 0, 2);
+            if (span.at >= span.end) asked_++;
+        }
+    }
+
+   private:
+    static constexpr int AT_ONCE = 32, LINE = 64;
+    struct Span {
+        const char *at, *end;
+    };
+    Span waiting_[2];
+    int n_ = 0, asked_ = 0;
+};
+
 // Some rows of a pass, all query heads of one KV head, over parts of their lists: see `Unit`. Not
 // inlined into each other, so that the library is built sooner.
 template <class Tiles>
@@ -59,9 +83,10 @@ class TiledUnit {
    public:
     TiledUnit(const Pass& pass, const Operation& op, int64_t kv_head, int64_t first_row,
               int64_t end_row, const float* queries, int64_t stride, float* room)
-        : op_(op), room_(op, (end_row - first_row) * (op.heads / op.kv_heads), room),
-          groups_(op.heads / op.kv_heads), first_head_(kv_head * groups_), first_row_(first_row),
-          end_row_(end_row), rows_(keys_and_values(pass, op, kv_head)) {
+        : op_(op), groups_(op.heads / op.kv_heads), heads_((end_row - first_row) * groups_),
+          first_head_(kv_head * groups_), first_row_(first_row), end_row_(end_row),
+          capacity_(pass.capacity), room_(op, heads_, room),
+          rows_(keys_and_values(pass, op, kv_head)) {
         for (int64_t r = first_row; r < end_row; r++)
             sights_[r - first_row] = sight(pass, r, op.layer, op.window);
         memset(room_.nought, 0, room_.widest * sizeof(Bfloat16));
@@ -71,16 +96,23 @@ class TiledUnit {
         return TileRoom(op, heads, nullptr).floats;
     }
 
+    // `next` says whether the part behind comes next.
     template <class Place>
-    void run(int64_t part, Place place) {
+    void run(int64_t part, bool next, Place place) {
         const int64_t begin = part * PART;
         by_places(begin, [&](const SharedPlaces& shared) { score(shared, begin); });
-        by_seeing_rows(begin, [&](int64_t r, int64_t low, int64_t high) {
-            const Tilts tilts(op_, sights_[r - first_row_], begin, low, high);
-            for (int64_t g = 0; g < groups_; g++)
-                weigh_split(head_of(r) + g, low, high, tilts.of(first_head_ + g), place(r, g));
+        turn_scores(begin);
+        by_seeing_heads(begin, [&](int64_t r, int64_t g, const Scores& scores) {
+            place(r, g).peak = scores.peak();
         });
-        memset(room_.sums, 0, head_of(end_row_) * room_.wide * sizeof(float));
+        Coming coming;
+        expect(coming, rows_.values, begin);
+        if (next) expect(coming, rows_.keys, begin + PART);
+        by_seeing_heads(begin, [&](int64_t r, int64_t g, const Scores& scores) {
+            coming.ask();
+            weigh_split(scores, head_of(r) + g, place(r, g));
+        });
+        memset(room_.sums, 0, heads_ * room_.wide * sizeof(float));
         by_places(begin, [&](const SharedPlaces& shared) { gather(shared, begin); });
         add_laid();
         by_seeing_rows(begin, [&](int64_t r, int64_t, int64_t) {
@@ -88,6 +120,7 @@ class TiledUnit {
                 copy(room_.sums + (head_of(r) + g) * room_.wide, place(r, g).values, op_.value_dim);
         });
     }
+    const Sight& sight_of(int64_t row) const { return sights_[row - first_row_]; }
 
    private:
     static constexpr int64_t MOST_LAID = PART / TILE_DEEP;       // times 32 places
@@ -95,17 +128,20 @@ class TiledUnit {
 
     // What a thread works in.
     struct TileRoom {
-        int64_t deep, wide, widest, floats = 0;
-        float *scores, *sums;
-        Bfloat16 *queries, *keys, *values, *near, *rest, *nought;
+        int64_t deep, wide, widest, pitch, floats = 0;
+        float *found, *scores, *sums;  // scores as tiles find them, [PART, pitch], and [heads, PART]
+        uint32_t* queries;
+        Bfloat16 *keys, *values, *near, *rest, *nought;
 
         TileRoom(const Operation& op, int64_t heads, float* at) {
             deep = whole_tiles(first_keys(op)) + whole_tiles(op.head_dim - first_keys(op));
+            pitch = whole(heads);
             wide = whole_tiles(op.value_dim), widest = deep > wide ? deep : wide;
-            scores = take(at, heads * PART), sums = take(at, heads * wide);
-            queries = halves(at, heads * deep), keys = halves(at, BLOCK * deep);
-            values = halves(at, PART * wide), nought = halves(at, widest);
-            near = halves(at, heads * PART), rest = halves(at, heads * PART);
+            scores = take(at, heads * PART), sums = take(at, pitch * wide);
+            queries = (uint32_t*)take(at, pitch * deep / 2), keys = halves(at, TILE_DEEP * deep);
+            found = take(at, PART * (wide / 2 > pitch ? wide / 2 : pitch));
+            values = (Bfloat16*)found, nought = halves(at, widest);
+            near = halves(at, pitch * PART), rest = halves(at, pitch * PART);
         }
         // Keys of latents are of two parts, each filled up to whole tiles.
         static int64_t first_keys(const Operation& op) {
@@ -113,9 +149,10 @@ class TiledUnit {
         }
         float* take(float* at, int64_t n) {
             float* here = at ? at + floats : nullptr;
-            floats += (n + TILE - 1) / TILE * TILE;
+            floats += whole(n);
             return here;
         }
+        static int64_t whole(int64_t n) { return (n + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
         Bfloat16* halves(float* at, int64_t n) { return (Bfloat16*)take(at, n / 2); }
     };
 
@@ -124,9 +161,26 @@ class TiledUnit {
     template <class Each>  // each(row, low, high): what it sees of the part
     void by_seeing_rows(int64_t begin, Each each) const {
         for (int64_t r = first_row_; r < end_row_; r++) {
-            const auto [low, high] = sights_[r - first_row_].of(begin, PART);
+            const auto [low, high] = sight_of(r).of(begin, PART);
             if (low < high) each(r, low, high);
         }
+    }
+    template <class Each>  // each(row, group, its scores)
+    void by_seeing_heads(int64_t begin, Each each) const {
+        by_seeing_rows(begin, [&](int64_t r, int64_t low, int64_t high) {
+            const Tilts tilts(op_, sight_of(r), begin, low, high);
+            for (int64_t g = 0; g < groups_; g++) {
+                float* const of = room_.scores + (head_of(r) + g) * PART;
+                each(r, g, Scores{of, low, high, op_.value, op_.cap, tilts.of(first_head_ + g)});
+            }
+        });
+    }
+    // Rows that `coming` is to ask for: a part of those that lie in order, by the first of our rows.
+    void expect(Coming& coming, const Rows& part, int64_t begin) const {
+        const Sight& seen = sight_of(first_row_);
+        const int64_t n = seen.before - begin < PART ? seen.before - begin : PART;
+        if (n > 0 && part.dim)
+            coming.add(part.of<Bfloat16>(seen.cache) + begin * part.stride, n * part.stride);
     }
     // Calls `each` for 32 places of a part after another: once for rows that share them.
     template <class Each>
@@ -134,7 +188,7 @@ class TiledUnit {
         for (int64_t at = begin; at < begin + PART; at += TILE_DEEP) {
             SharedPlaces shared;
             for (int64_t r = first_row_; r < end_row_; r++) {
-                const Sight& seen = sights_[r - first_row_];
+                const Sight& seen = sight_of(r);
                 const auto [from, to] = seen.of(at, TILE_DEEP);
                 const int low = int(from), high = int(to);
                 if (low >= high) continue;
@@ -147,59 +201,106 @@ class TiledUnit {
         }
     }
 
-    // Products of heads with a block of 32 columns
+    // Scores: keys are rows of a tile as they lie in the cache, queries columns of another
 
     __attribute__((noinline)) void lay_queries(const float* queries, int64_t stride) {
-        const int64_t first = TileRoom::first_keys(op_), second = op_.head_dim - first;
-        Bfloat16* to = room_.queries;
-        for (int64_t r = first_row_; r < end_row_; r++)
-            for (int64_t g = 0; g < groups_; g++, to += room_.deep) {
-                const float* query = queries + r * stride + g * op_.head_dim;
-                narrowed(query, to, first, whole_tiles(first));
-                narrowed(query + first, to + whole_tiles(first), second, whole_tiles(second));
-            }
+        auto lay = [&](int64_t from, int64_t dim, uint32_t* to) {
+            for (int64_t h = 0; h < heads_; h += TILE_ROWS)
+                for (int64_t d = 0; d < dim; d += TILE_DEEP) {
+                    auto query = [&](int64_t i) {
+                        const int64_t row = first_row_ + (h + i) / groups_, group = (h + i) % groups_;
+                        return queries + row * stride + group * op_.head_dim + from + d;
+                    };
+                    const int64_t count = heads_ - h < TILE_ROWS ? heads_ - h : TILE_ROWS;
+                    lay_pairs(query, count, dim - d, to + d / 2 * room_.pitch + h, room_.pitch);
+                }
+        };
+        const int64_t first = TileRoom::first_keys(op_);
+        lay(0, first, room_.queries);
+        lay(first, op_.head_dim - first, room_.queries + whole_tiles(first) / 2 * room_.pitch);
     }
+    // The keys of 32 places, `deep` numbers each. Those of places that no row sees may be anything.
+    struct Keys {
+        const Bfloat16* rows = nullptr;
+        int64_t stride = 0, deep = 0;
+    };
     // Scores of 32 keys for the heads of some rows.
     __attribute__((noinline)) void score(const SharedPlaces& shared, int64_t begin) {
-        lay_keys(shared, rows_.keys, room_.keys);
-        lay_keys(shared, rows_.more_keys, room_.keys + whole_tiles(rows_.keys.dim) * BLOCK);
-        by_heads(shared.first_row, shared.end_row, [&](int64_t h) {
-            tiles_over(tiles_, room_.keys, room_.deep, room_.queries + h * room_.deep, room_.deep,
-                       room_.scores + h * PART + shared.at - begin, PART, TilesAhead::none());
-        });
-    }
-    // Calls `each(head)` for up to 16 heads of some rows after another: see `by_tiles`.
-    template <class Each>
-    void by_heads(int64_t first_row, int64_t end_row, Each each) {
-        const int64_t first = head_of(first_row);
-        by_tiles(tiles_, head_of(end_row) - first, TILE_ROWS, BY_ROWS,
-                 [&](int64_t i, int64_t) { each(first + i); });
-    }
-    // Keys as columns: pairs of numbers, one below another, of 32 keys side by side.
-    __attribute__((noinline)) void lay_keys(const SharedPlaces& shared, const Rows& part,
-                                            Bfloat16* to) const {
-        constexpr int64_t EACH = 2 * LANES;  // numbers that a vector has room for
-        if (!part.dim) return;
-        for (int64_t j = 0; j < BLOCK; j += LANES) {
-            const Bfloat16* rows[LANES];
-            for (int i = 0; i < LANES; i++) rows[i] = row(shared, part, j + i, shared.low, shared.high);
-            for (int64_t d = 0; d < whole_tiles(part.dim); d += EACH) {
-                Vec square[LANES];
-                for (int i = 0; i < LANES; i++) square[i] = numbers(rows[i], d, part.dim);
-                transpose(square);
-                for (int i = 0; i < LANES; i++)
-                    store((float*)to + (d / 2 + i) * BLOCK + j, square[i]);
-            }
+        const Keys keys = keys_of(shared, rows_.keys, room_.keys);
+        const Keys more = keys_of(shared, rows_.more_keys, room_.keys + keys.deep * TILE_DEEP);
+        const int64_t end = head_of(shared.end_row);
+        for (int64_t h = head_of(shared.first_row); h < end; h += 2 * TILE_ROWS) {
+            float* found = room_.found + (shared.at - begin) * room_.pitch + h;
+            const bool two = end - h > TILE_ROWS;
+            // Heads of later rows come later: what is found for them here makes no difference.
+            const bool is_room = h + (two ? 2 : 1) * TILE_ROWS <= room_.pitch;
+            const int64_t rest = end - h < 2 * TILE_ROWS ? end - h : 2 * TILE_ROWS;
+            tiles_.shape(int(is_room ? 2 * TILE_ROWS : rest), BY_OUTPUTS);
+            two ? score_some<true>(keys, more, h, found) : score_some<false>(keys, more, h, found);
         }
     }
-    // The row of a place, of noughts outside [low, high).
-    const Bfloat16* row(const SharedPlaces& shared, const Rows& part, int64_t place, int64_t low,
-                        int64_t high) const {
-        if (place < low || place >= high) return room_.nought;
-        const int64_t slot = shared.slot(int(place));
-        if (slot == SharedPlaces::NONE) return room_.nought;
-        return part.of<Bfloat16>(shared.cache) + slot * part.stride;
+    template <bool two>
+    void score_some(const Keys& keys, const Keys& more, int64_t head, float* scores) {
+        SumsByOutputs<two, Tiles> found(tiles_, room_.pitch);
+        const uint32_t* queries = room_.queries + head;
+        for (const Keys& part : {keys, more})
+            for (int64_t d = 0; d < part.deep; d += TILE_DEEP, queries += TILE_DEEP / 2 * room_.pitch)
+                found.multiply(part.rows + d, part.stride, queries, queries + TILE_ROWS);
+        found.store_by_outputs(scores, room_.pitch);
     }
+    // Lays the scores of each head side by side, once there are all of a part: tiles need not be waited
+    // for at every step.
+    void turn_scores(int64_t begin) {
+        int64_t first = PART, end = 0;
+        by_seeing_rows(begin, [&](int64_t, int64_t low, int64_t high) {
+            first = low < first ? low : first, end = high > end ? high : end;
+        });
+        for (int64_t i = first / TILE_ROWS * TILE_ROWS; i < end; i += TILE_ROWS)
+            put_columns(room_.found + i * room_.pitch, room_.pitch, heads_, TILE_ROWS,
+                        room_.scores + i, PART);
+    }
+    // Where they lie or, if not one behind another or not in whole tiles, in a room that they are copied to.
+    Keys keys_of(const SharedPlaces& shared, const Rows& part, Bfloat16* room) const {
+        const int64_t deep = whole_tiles(part.dim);
+        if (!deep) return {};
+        if (shared.in_order && part.dim == deep && shared.at + TILE_DEEP <= capacity_)
+            return {part.of<Bfloat16>(shared.cache) + shared.at * part.stride, part.stride, deep};
+        const PlacedRows from(shared, part, shared.low, shared.high, room_.nought);
+        for (int j = 0; j < TILE_DEEP; j++)
+            for (int64_t d = 0; d < deep; d += 2 * LANES)
+                store((float*)(room + j * deep + d), numbers(from[j], d, part.dim));
+        return {room, deep, deep};
+    }
+    // Calls `each(head)` for up to 16 heads of some rows after another, with tiles in shape: for 16 where
+    // what lies behind belongs to no head.
+    template <class Each>
+    void by_heads(int64_t first_row, int64_t end_row, Each each) {
+        const int64_t end = head_of(end_row);
+        for (int64_t h = head_of(first_row); h < end; h += TILE_ROWS) {
+            const int64_t rest = end - h < TILE_ROWS ? end - h : TILE_ROWS;
+            const bool is_room = end == heads_ && h + TILE_ROWS <= room_.pitch;
+            tiles_.shape(int(is_room ? TILE_ROWS : rest), BY_ROWS);
+            each(h);
+        }
+    }
+    // The rows of 32 places, of noughts outside [low, high).
+    class PlacedRows {
+       public:
+        PlacedRows(const SharedPlaces& shared, const Rows& part, int64_t low, int64_t high,
+                   const Bfloat16* nought)
+            : shared_(shared), all_(part.of<Bfloat16>(shared.cache)), nought_(nought),
+              stride_(part.stride), low_(low), high_(high) {}
+        const Bfloat16* operator[](int j) const {
+            if (j < low_ || j >= high_) return nought_;
+            const int64_t slot = shared_.slot(j);
+            return slot == SharedPlaces::NONE ? nought_ : all_ + slot * stride_;
+        }
+
+       private:
+        const SharedPlaces& shared_;
+        const Bfloat16 *all_, *nought_;
+        const int64_t stride_, low_, high_;
+    };
     // Numbers of a row from `d` on, as they lie in memory; nought behind the last.
     static Vec numbers(const Bfloat16* row, int64_t d, int64_t dim) {
         if (d + 2 * LANES <= dim) return load((const float*)(row + d));
@@ -208,16 +309,14 @@ class TiledUnit {
         return load((const float*)some);
     }
 
-    // Weights of a head, as two bfloat16 numbers each; nought outside [low, high).
-    __attribute__((noinline)) void weigh_split(int64_t head, int64_t low, int64_t high, Tilt tilt,
+    // Weights of a head, as two bfloat16 numbers each; nought where it sees nothing.
+    __attribute__((noinline)) void weigh_split(const Scores& scores, int64_t head,
                                                Gathered gathered) {
         Bfloat16 *near = room_.near + head * PART, *rest = room_.rest + head * PART;
         memset(near, 0, PART * sizeof(Bfloat16)), memset(rest, 0, PART * sizeof(Bfloat16));
-        weigh(room_.scores + head * PART, low, high, op_.value, op_.cap, tilt, gathered,
-              [&](int64_t at, Vec w) {
-                  const Vec held = rounded(w);
-                  store(near + at, held), store(rest + at, rounded(w - held));
-              });
+        weigh(scores, gathered, [&](int64_t at, Vec w) {
+            store_rounded(rest + at, w - store_rounded(near + at, w));
+        });
     }
     // Values of 32 places, weighted, onto the sums of the heads of some rows: as soon as there are
     // no more for the same rows.
@@ -229,7 +328,7 @@ class TiledUnit {
         if (!shared.uneven || are_numbers(shared)) return lay_values(shared, shared.low, shared.high);
         // Nought times what is no number is none: each row for itself, with what it sees.
         for (int64_t r = shared.first_row; r < shared.end_row; r++) {
-            const auto [low, high] = sights_[r - first_row_].of(shared.at, TILE_DEEP);
+            const auto [low, high] = sight_of(r).of(shared.at, TILE_DEEP);
             begin_laying(place, r, r + 1);
             lay_values(shared, low, high);
         }
@@ -241,26 +340,28 @@ class TiledUnit {
     bool are_numbers(const SharedPlaces& shared) const {
         constexpr int32_t LARGEST = 0x7f800000;
         Ints wrong{};
-        for (int64_t j = shared.low; j < shared.high; j++) {
-            const Bfloat16* values = row(shared, rows_.values, j, shared.low, shared.high);
+        const PlacedRows values(shared, rows_.values, shared.low, shared.high, room_.nought);
+        for (int j = shared.low; j < shared.high; j++)
             for (int64_t d = 0; d < op_.value_dim; d += LANES)
-                wrong |= (as_ints(load_some(values + d, op_.value_dim - d)) & LARGEST) == LARGEST;
-        }
+                wrong |= (as_ints(load_some(values[j] + d, op_.value_dim - d)) & LARGEST) == LARGEST;
         return !any(wrong);
     }
     // Pairs of values, one below another, in blocks of 32 columns.
     __attribute__((noinline)) void lay_values(const SharedPlaces& shared, int64_t low, int64_t high) {
-        const int64_t dim = op_.value_dim;
+        constexpr int64_t EACH = 2 * LANES, NEXT_BLOCK = MOST_LAID * BLOCK_NUMBERS / 2;
+        const int64_t dim = op_.value_dim, whole = dim / EACH * EACH;
+        const PlacedRows values(shared, rows_.values, low, high, room_.nought);
         float* to = (float*)laid_values(0, laid_++);
-        for (int64_t j = 0; j < TILE_DEEP; j += 2, to += BLOCK) {
-            const Bfloat16* first = row(shared, rows_.values, j, low, high);
-            const Bfloat16* second = row(shared, rows_.values, j + 1, low, high);
-            for (int64_t d = 0; d < dim; d += LANES) {
-                const Ints one = as_ints(load_some(first + d, dim - d));
-                const Ints two = as_ints(load_some(second + d, dim - d));
-                float* block = to + d / BLOCK * MOST_LAID * BLOCK_NUMBERS / 2;
-                store(block + d % BLOCK, as_floats(two | (one >> 16 & 0xffff)));
-            }
+        for (int j = 0; j < TILE_DEEP; j += 2, to += BLOCK) {
+            const Bfloat16 *first = values[j], *second = values[j + 1];
+            auto put = [&](int64_t d, Vec one, Vec two) {
+                const InTurn mixed = in_turn(one, two);
+                float* block = to + d / BLOCK * NEXT_BLOCK + d % BLOCK;
+                store(block, mixed.low), store(block + LANES, mixed.high);
+            };
+            for (int64_t d = 0; d < whole; d += EACH)
+                put(d, load((const float*)(first + d)), load((const float*)(second + d)));
+            if (whole < dim) put(whole, numbers(first, whole, dim), numbers(second, whole, dim));
         }
     }
     Bfloat16* laid_values(int64_t block, int64_t i) const {
@@ -269,25 +370,28 @@ class TiledUnit {
     void add_laid() {
         if (laid_)
             by_heads(laid_first_, laid_end_, [&](int64_t h) {
-                for (int64_t d = 0; d < room_.wide; d += BLOCK) add_columns(h, d);
+                int64_t d = 0;
+                for (; d + 2 * BLOCK <= room_.wide; d += 2 * BLOCK) add_columns<true>(h, d);
+                if (d < room_.wide) add_columns<false>(h, d);
             });
         laid_ = 0;
     }
-    // 32 columns onto the sums of some heads.
+    // 32 columns, or 64 where there are `two` blocks, onto the sums of some heads.
+    template <bool two>
     __attribute__((noinline)) void add_columns(int64_t head, int64_t d) {
-        SumTiles<Tiles> sums(tiles_, room_.sums + head * room_.wide + d, room_.wide);
+        SumTiles<Tiles, two> sums(tiles_, room_.sums + head * room_.wide + d, room_.wide);
         sums.load();
         for (int64_t i = 0; i < laid_; i++) {
             const int64_t at = head * PART + laid_place_ + i * TILE_DEEP;
-            sums.add(room_.near + at, PART, laid_values(d / BLOCK, i));
-            sums.add(room_.rest + at, PART, laid_values(d / BLOCK, i));
+            for (const Bfloat16* weights : {room_.near, room_.rest})
+                sums.add(weights + at, PART, laid_values(d / BLOCK, i), laid_values(d / BLOCK + 1, i));
         }
         sums.store();
     }
 
     const Operation& op_;
+    const int64_t groups_, heads_, first_head_, first_row_, end_row_, capacity_;
     const TileRoom room_;
-    const int64_t groups_, first_head_, first_row_, end_row_;
     const KeysAndValues rows_;
     Sight sights_[ROWS_AT_ONCE];
     Tiles tiles_;

@@ -36,11 +36,11 @@ struct TileShapes {
 
     // For up to 16 rows, or 32 by outputs, where they are columns of pairs of numbers.
     TileShapes(int n, Way way) {
-        // A tile without rows is none: unused ones keep a row.
+        // A tile without columns is none: unused ones keep a column.
         const int first = n < TILE_ROWS ? n : TILE_ROWS, second = n > first ? n - first : 1;
         const int held[N_TILES] = {first, first, first, TILE_ROWS, second, second, second};
         for (int i = 0; i < N_TILES; i++) {
-            rows[i] = way == BY_ROWS ? held[i] : TILE_ROWS;
+            rows[i] = way == BY_ROWS && i != COLUMNS ? first : TILE_ROWS;
             bytes[i] = way == BY_ROWS ? TILE_BYTES : held[i] * 4;
         }
     }
@@ -106,7 +106,8 @@ struct ProcessorTiles {
         return rows;
     }
     static void shape(int n, Way way) {
-        const int wanted = way == BY_ROWS ? n : -n;
+        const bool is_full = way == BY_OUTPUTS && n == 2 * TILE_ROWS;  // as for 16 rows
+        const int wanted = is_full ? TILE_ROWS : way == BY_ROWS ? n : -n;
         if (shaped_for() == wanted) return;
         TileShapes shapes(n, way);
         asm volatile("ldtilecfg %0" ::"m"(shapes));
@@ -158,37 +159,50 @@ inline bool tiles_granted() { return false; }
 
 inline int64_t whole_tiles(int64_t n) { return (n + TILE_DEEP - 1) / TILE_DEEP * TILE_DEEP; }
 
-// The two tiles of sums of up to 16 rows and 32 columns. Their place in memory is [rows, 32],
-// `stride` apart.
-template <class Tiles>
+// The tiles of sums of up to 16 rows and 32 columns, or 64 where there are `two` blocks of weights. Their
+// place in memory is [rows, columns], `stride` apart.
+template <class Tiles, bool two = false>
 class SumTiles {
    public:
     SumTiles(Tiles& tiles, float* sums, int64_t stride)
         : tiles_(tiles), sums_(sums), stride_(stride * 4) {}
 
     void zero() {
-        tiles_.template zero<SUM_LEFT>();
-        tiles_.template zero<SUM_RIGHT>();
+        each([&](auto tile, float*) { tiles_.template zero<tile>(); });
     }
     void load() {
-        tiles_.template load<SUM_LEFT>(sums_, stride_);
-        tiles_.template load<SUM_RIGHT>(sums_ + TILE_ROWS, stride_);
+        each([&](auto tile, float* at) { tiles_.template load<tile>(at, stride_); });
     }
     // Adds 32 numbers of each row times a block: pairs of numbers, one below another, of 32 columns.
-    void add(const Bfloat16* rows, int64_t stride, const void* block) {
-        constexpr int64_t STRIDE = BLOCK * 2 * sizeof(Bfloat16);
+    void add(const Bfloat16* rows, int64_t stride, const void* block, const void* second = nullptr) {
         tiles_.template load<ROWS>(rows, stride * sizeof(Bfloat16));
-        tiles_.template load<COLUMNS>(block, STRIDE);
-        tiles_.template multiply<SUM_LEFT, ROWS, COLUMNS>();
-        tiles_.template load<COLUMNS>((const char*)block + TILE_BYTES, STRIDE);
-        tiles_.template multiply<SUM_RIGHT, ROWS, COLUMNS>();
+        times<SUM_LEFT, SUM_RIGHT>((const char*)block);
+        if (two) times<SECOND_LEFT, SECOND_RIGHT>((const char*)second);
     }
     void store() {
-        tiles_.template store<SUM_LEFT>(sums_, stride_);
-        tiles_.template store<SUM_RIGHT>(sums_ + TILE_ROWS, stride_);
+        each([&](auto tile, float* at) { tiles_.template store<tile>(at, stride_); });
     }
 
    private:
+    template <int tile>
+    using Number = std::integral_constant<int, tile>;
+
+    template <class Each>  // each(number of a tile, its place)
+    void each(Each each) {
+        each(Number<SUM_LEFT>{}, sums_), each(Number<SUM_RIGHT>{}, sums_ + TILE_ROWS);
+        if (!two) return;
+        each(Number<SECOND_LEFT>{}, sums_ + BLOCK);
+        each(Number<SECOND_RIGHT>{}, sums_ + BLOCK + TILE_ROWS);
+    }
+    template <int left, int right>
+    void times(const char* block) {
+        constexpr int64_t STRIDE = BLOCK * 2 * sizeof(Bfloat16);
+        tiles_.template load<COLUMNS>(block, STRIDE);
+        tiles_.template multiply<left, ROWS, COLUMNS>();
+        tiles_.template load<COLUMNS>(block + TILE_BYTES, STRIDE);
+        tiles_.template multiply<right, ROWS, COLUMNS>();
+    }
+
     Tiles& tiles_;
     float* const sums_;
     const int64_t stride_;

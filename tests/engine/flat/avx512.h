@@ -6,6 +6,7 @@
 
 // Only now: the header above would take its own for instructions of this processor.
 #define __AVX512F__ 1
+#define __AVX512BW__ 1
 #define __AVX512BF16__ 1
 
 namespace emulated {
@@ -86,6 +87,32 @@ inline Shorts shorts_at(Shorts which, Shorts table) {
     return out;
 }
 
+typedef double Doubles __attribute__((vector_size(64)));
+typedef long long Longs __attribute__((vector_size(64)));
+
+// Of two vectors in turn, one and then the other: in each quarter those from `first` on.
+template <class Numbers>
+inline Numbers in_turn(Numbers a, Numbers b, int first) {
+    constexpr int n = 64 / sizeof(a[0]), each = n / 4;
+    Numbers out;
+    for (int i = 0; i < n; i++)
+        out[i] = (i % 2 ? b : a)[i / each * each + first + i % each / 2];
+    return out;
+}
+inline Floats with_quarter(Floats x, __m128 quarter, int which) {
+    for (int i = 0; i < 4; i++) x[4 * which + i] = quarter[i];
+    return x;
+}
+inline Longs longs_at(Longs which, Longs table) {
+    Longs out;
+    for (int i = 0; i < 8; i++) out[i] = table[which[i] & 7];
+    return out;
+}
+inline void store_some(float* to, unsigned some, Floats x) {
+    for (int i = 0; i < 16; i++)
+        if (some >> i & 1) to[i] = x[i];
+}
+
 // Halves onto halves.
 inline float sum(Floats x) {
     for (int half = 8; half; half /= 2)
@@ -134,3 +161,23 @@ inline Floats pairs_onto(Floats sums, Words a, Words b) {
 #define _mm512_cvtepi32_ps(x) __builtin_convertvector((emulated::Ints)(x), emulated::Floats)
 #define _mm512_dpbf16_ps(sums, a, b) \
     emulated::pairs_onto((emulated::Floats)(sums), (emulated::Words)(a), (emulated::Words)(b))
+#define _mm512_castps128_ps512(x) ((__m512)emulated::with_quarter(emulated::Floats{}, x, 0))
+#define _mm512_insertf32x4(x, quarter, which) \
+    ((__m512)emulated::with_quarter((emulated::Floats)(x), quarter, which))
+#define _mm512_unpacklo_ps(a, b) \
+    ((__m512)emulated::in_turn((emulated::Floats)(a), (emulated::Floats)(b), 0))
+#define _mm512_unpackhi_ps(a, b) \
+    ((__m512)emulated::in_turn((emulated::Floats)(a), (emulated::Floats)(b), 2))
+#define _mm512_unpacklo_pd(a, b) \
+    ((__m512d)emulated::in_turn((emulated::Doubles)(a), (emulated::Doubles)(b), 0))
+#define _mm512_unpackhi_pd(a, b) \
+    ((__m512d)emulated::in_turn((emulated::Doubles)(a), (emulated::Doubles)(b), 1))
+#define _mm512_unpacklo_epi16(a, b) \
+    ((__m512i)emulated::in_turn((emulated::Shorts)(a), (emulated::Shorts)(b), 0))
+#define _mm512_unpackhi_epi16(a, b) \
+    ((__m512i)emulated::in_turn((emulated::Shorts)(a), (emulated::Shorts)(b), 4))
+#define _mm512_set_epi64(h, g, f, e, d, c, b, a) \
+    ((__m512i)(emulated::Longs{a, b, c, d, e, f, g, h}))
+#define _mm512_permutexvar_epi64(which, x) \
+    ((__m512i)emulated::longs_at((emulated::Longs)(which), (emulated::Longs)(x)))
+#define _mm512_mask_storeu_ps(to, some, x) emulated::store_some(to, some, (emulated::Floats)(x))

@@ -36,8 +36,8 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "stale numbers behind a row": (
         "rows.h",
-        "for (int64_t i = 0; i < deep; i += LANES)\n        store(to",
-        "for (int64_t i = 0; i < width; i += LANES)\n        store(to",
+        "for (int64_t i = 0; i < deep; i += LANES)\n        store_rounded(to",
+        "for (int64_t i = 0; i < width; i += LANES)\n        store_rounded(to",
         (torch.bfloat16,),
     ),
     "a part of a block, packed where it lies": (
@@ -174,7 +174,7 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "keys over other keys in tiles": (
         "tiled_attention.h",
-        "room_.keys + whole_tiles(rows_.keys.dim) * BLOCK",
+        "room_.keys + keys.deep * TILE_DEEP",
         "room_.keys",
         (EMULATED_TILES,),
     ),
@@ -198,9 +198,51 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "pairs of values the wrong way round": (
         "tiled_attention.h",
-        "as_floats(two | (one >> 16 & 0xffff))",
-        "as_floats(one | (two >> 16 & 0xffff))",
+        "in_turn(one, two)",
+        "in_turn(two, one)",
         (EMULATED_TILES,),
+    ),
+    "queries of the first rows": (
+        "tiled_attention.h",
+        "first_row_ + (h + i) / groups_",
+        "(h + i) / groups_",
+        (EMULATED_TILES,),
+    ),
+    "keys that are read on into the next": (
+        "tiled_attention.h",
+        "shared.in_order && part.dim == deep",
+        "shared.in_order",
+        (EMULATED_TILES,),
+    ),
+    "scores of a head over those of another place": (
+        "tiled_attention.h",
+        "const bool is_room = h + (two ? 2 : 1) * TILE_ROWS <= room_.pitch;",
+        "const bool is_room = true;",
+        (EMULATED_TILES,),
+    ),
+    "values for rows that do not see them": (
+        "tiled_attention.h",
+        "end == heads_ && h + TILE_ROWS <= room_.pitch",
+        "h + TILE_ROWS <= room_.pitch",
+        (EMULATED_TILES,),
+    ),
+    "scores that nobody has laid side by side": (
+        "tiled_attention.h",
+        "i < end; i += TILE_ROWS)\n            put_columns",
+        "i + TILE_ROWS < end; i += TILE_ROWS)\n            put_columns",
+        (EMULATED_TILES,),
+    ),
+    "the first columns again": (
+        "tiled_attention.h",
+        "laid_values(d / BLOCK + 1, i)",
+        "laid_values(d / BLOCK, i)",
+        (EMULATED_TILES,),
+    ),
+    "scores that are scaled twice": (
+        "attention.h",
+        "return bend() ? 1 : scale;",
+        "return scale;",
+        (torch.float32, torch.bfloat16),
     ),
 }
 
@@ -211,11 +253,15 @@ BUGS_OF_STORED = {
     "a group that is left out": (TILED, "g < count + BEHIND; g++", "g < count + BEHIND - 1; g++"),
     "the first rows again": (TILED, "here, here + lie.tile());", "here, here);"),
     "the first outputs again": (
-        TILED,
-        "put<SUM_RIGHT>(first, sums + TILE_ROWS)",
-        "put<SUM_LEFT>(first, sums + TILE_ROWS)",
+        "side_by_side.h",
+        "put<SUM_RIGHT>(first, sums + TILE_ROWS, stride)",
+        "put<SUM_LEFT>(first, sums + TILE_ROWS, stride)",
     ),
-    "sums in the place of others": (TILED, "sums + first * BLOCK + TILE_ROWS", "sums + TILE_ROWS"),
+    "sums in the place of others": (
+        "side_by_side.h",
+        "sums + first * stride + TILE_ROWS",
+        "sums + TILE_ROWS",
+    ),
     "scales of half their size": (
         "products.h",
         "return form & HALVES ? BLOCK : 2 * BLOCK;",
