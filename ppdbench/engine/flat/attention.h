@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "operations.h"
 #include "simd.h"
@@ -14,7 +15,7 @@
 namespace flat {
 
 constexpr int64_t PART = 128;         // keys of one unit of work
-constexpr int64_t ROWS_AT_ONCE = 24;  // that share keys, each head of a row counted
+constexpr int64_t ROWS_AT_ONCE = 48;  // that share keys, each head of a row counted
 
 // The list of one row.
 struct Sight {
@@ -121,21 +122,38 @@ class KeyTile {
         const int64_t any = seen.slot(at + low);
         put(one_, any, keys_);
         put(two_, any, keys_ + one_.dim * TILE);  // over what fills up the first part
+        if (in_order_) ask_for(one_, at + TILE), ask_for(two_, at + TILE);
     }
 
    private:
     static constexpr int64_t NONE = -1;
 
+    // Asks memory for the keys of the next places, which come while these are scored.
+    void ask_for(const Rows& part, int64_t slot) const {
+        if (!part.dim) return;
+        const T* from = part.of<T>(cache_) + slot * part.stride;
+        for (int64_t i = 0; i < TILE * part.stride; i += LINE / int64_t(sizeof(T)))
+            __builtin_prefetch(from + i, 0, 2);
+    }
+
     // The numbers of one part; `any` slot stands for those that nobody asks for.
     void put(const Rows& part, int64_t any, float* keys) const {
         const T* rows = part.dim ? part.of<T>(cache_) : nullptr;
-        for (int first = 0; first < TILE; first += LANES)
-            for (int64_t d = 0; d < part.dim; d += LANES) {
+        const T* of[TILE];
+        for (int j = 0; j < TILE; j++) of[j] = rows + (held_[j] == NONE ? any : held_[j]) * part.stride;
+        int64_t d = 0;
+#ifdef FLAT_FOUR_COLUMNS
+        if constexpr (std::is_same_v<T, float>)
+            for (; d + 4 <= part.dim; d += 4) {
+                Vec columns[4];
+                four_columns([&](int j) { return of[j] + d; }, columns);
+                for (int i = 0; i < 4; i++) store(keys + (d + i) * TILE, columns[i]);
+            }
+#endif
+        for (; d < part.dim; d += LANES)
+            for (int first = 0; first < TILE; first += LANES) {
                 Vec square[LANES];
-                for (int j = 0; j < LANES; j++) {
-                    const int64_t slot = held_[first + j] == NONE ? any : held_[first + j];
-                    square[j] = load_some(rows + slot * part.stride + d, part.dim - d);
-                }
+                for (int j = 0; j < LANES; j++) square[j] = load_some(of[first + j] + d, part.dim - d);
                 transpose(square);
                 for (int i = 0; i < LANES; i++) store(keys + (d + i) * TILE + first, square[i]);
             }
@@ -273,22 +291,25 @@ inline void weigh(const Scores& scores, Gathered gathered, Put put) {
 }
 
 // Values of the places [low, high) of a part, weighted: `wide` vectors of `n` heads that share
-// them. The last vector may be of fewer than LANES numbers.
+// them. The last vector may be of fewer than LANES numbers. Put onto what is there, or `afresh`.
 template <int n, int wide, class T>
 void gather_some(const Sight& seen, int64_t at, int64_t low, int64_t high, const T* rows,
-                 int64_t stride, int64_t left, const float* weights, float* const* out, int64_t d) {
+                 int64_t stride, int64_t left, const float* weights, float* const* out, int64_t d,
+                 bool afresh) {
     Vec sums[n][wide];
     for (int g = 0; g < n; g++)
-        for (int j = 0; j < wide; j++) sums[g][j] = Vec{};
+        for (int j = 0; j < wide; j++)
+            sums[g][j] = afresh ? Vec{} : load_some(out[g] + d + j * LANES, left - j * LANES);
     for (int64_t i = low; i < high; i++) {
         const T* row = rows + seen.slot(at + i) * stride;
+        Vec values[wide];
+        for (int j = 0; j < wide; j++)
+            values[j] = wide > 1 ? load(row + j * LANES) : load_some(row, left);
+#pragma GCC unroll 8
+        for (int g = 0; g < n; g++)
 #pragma GCC unroll 4
-        for (int j = 0; j < wide; j++) {
-            const Vec value = wide > 1 ? load(row + j * LANES) : load_some(row, left);
-#pragma GCC unroll 4
-            for (int g = 0; g < n; g++)
-                sums[g][j] = fma(all(weights[g * PART + i]), value, sums[g][j]);
-        }
+            for (int j = 0; j < wide; j++)
+                sums[g][j] = fma(all(weights[g * PART + i]), values[j], sums[g][j]);
     }
     for (int g = 0; g < n; g++)
         for (int j = 0; j < wide; j++)
@@ -297,15 +318,16 @@ void gather_some(const Sight& seen, int64_t at, int64_t low, int64_t high, const
 
 template <int n, class T>
 void gather(const Sight& seen, int64_t at, int64_t low, int64_t high, const Rows& values,
-            const float* weights, float* const* out) {
+            const float* weights, float* const* out, bool afresh) {
     constexpr int WIDE = 4;
     const T* rows = values.of<T>(seen.cache);
     const int64_t stride = values.stride, dim = values.dim;
     int64_t d = 0;
     for (; d + WIDE * LANES <= dim; d += WIDE * LANES)
-        gather_some<n, WIDE>(seen, at, low, high, rows + d, stride, WIDE * LANES, weights, out, d);
+        gather_some<n, WIDE>(seen, at, low, high, rows + d, stride, WIDE * LANES, weights, out, d,
+                             afresh);
     for (; d < dim; d += LANES)
-        gather_some<n, 1>(seen, at, low, high, rows + d, stride, dim - d, weights, out, d);
+        gather_some<n, 1>(seen, at, low, high, rows + d, stride, dim - d, weights, out, d, afresh);
 }
 
 // Puts what a later part gathered behind what the earlier ones did.
@@ -322,21 +344,105 @@ inline void join(Gathered so_far, Gathered later, int64_t dim) {
     }
 }
 
-// Some rows of a pass, all query heads of one KV head, over parts of their lists.
+// Memory that is asked for while there is something to compute, some of it at a time: more at once would
+// keep what is worked on from coming.
+class Coming {
+   public:
+    template <class T>
+    void add(const T* from, int64_t n) {
+        waiting_[n_++] = {(const char*)from, (const char*)(from + n)};
+    }
+    void ask() {
+        for (int lines = 0; lines < AT_ONCE && asked_ < n_;) {
+            Span& span = waiting_[asked_];
+            for (; lines < AT_ONCE && span.at < span.end; lines++, span.at += LINE)
+                __builtin_prefetch(span.at, 0, 2);
+            if (span.at >= span.end) asked_++;
+        }
+    }
+
+   private:
+    static constexpr int AT_ONCE = 32;
+    struct Span {
+        const char *at, *end;
+    };
+    Span waiting_[2];
+    int n_ = 0, asked_ = 0;
+};
+
+// Some rows of a pass, all query heads of one KV head: the lists of these rows, and scores in a part of
+// them. Heads are counted row by row.
+class SomeRows {
+   public:
+    SomeRows(const Pass& pass, const Operation& op, int64_t kv_head, int64_t first_row,
+             int64_t end_row)
+        : op_(op), groups_(op.heads / op.kv_heads), heads_((end_row - first_row) * groups_),
+          first_head_(kv_head * groups_), first_row_(first_row), end_row_(end_row),
+          rows_(keys_and_values(pass, op, kv_head)) {
+        for (int64_t r = first_row; r < end_row; r++)
+            sights_[r - first_row] = sight(pass, r, op.layer, op.window);
+    }
+    const Sight& sight_of(int64_t row) const { return sights_[row - first_row_]; }
+
+   protected:
+    int64_t head_of(int64_t row) const { return (row - first_row_) * groups_; }
+
+    template <class Each>  // each(row, low, high): what it sees of the part
+    void by_seeing_rows(int64_t begin, Each each) const {
+        for (int64_t r = first_row_; r < end_row_; r++) {
+            const auto [low, high] = sight_of(r).of(begin, PART);
+            if (low < high) each(r, low, high);
+        }
+    }
+    template <class Each>  // each(row, group, its scores)
+    void by_seeing_heads(float* scores, int64_t begin, Each each) const {
+        by_seeing_rows(begin, [&](int64_t r, int64_t low, int64_t high) {
+            const Tilts tilts(op_, sight_of(r), begin, low, high);
+            for (int64_t g = 0; g < groups_; g++) {
+                float* const of = scores + (head_of(r) + g) * PART;
+                each(r, g, Scores{of, low, high, op_.value, op_.cap, tilts.of(first_head_ + g)});
+            }
+        });
+    }
+    // Finds the peaks of scores in a part and weighs them by `weigh(head, scores, where to gather)`,
+    // while memory is asked for what is coming.
+    template <class Place, class Weigh>
+    void weigh_all(float* scores, int64_t begin, Coming coming, Place place, Weigh weigh) const {
+        by_seeing_heads(scores, begin, [&](int64_t r, int64_t g, const Scores& own) {
+            place(r, g).peak = own.peak();
+        });
+        by_seeing_heads(scores, begin, [&](int64_t r, int64_t g, const Scores& own) {
+            coming.ask();
+            weigh(head_of(r) + g, own, place(r, g));
+        });
+    }
+    // Lets a part of rows that lie in order come, as far as the first of ours sees it.
+    template <class T>
+    void expect(Coming& coming, const Rows& part, int64_t begin) const {
+        const Sight& seen = sight_of(first_row_);
+        const int64_t n = seen.before - begin < PART ? seen.before - begin : PART;
+        if (n > 0 && part.dim)
+            coming.add(part.of<T>(seen.cache) + begin * part.stride, n * part.stride);
+    }
+
+    const Operation& op_;
+    const int64_t groups_, heads_, first_head_, first_row_, end_row_;
+    const KeysAndValues rows_;
+
+   private:
+    Sight sights_[ROWS_AT_ONCE];
+};
+
+// Some rows over parts of their lists.
 template <class T>
-class Unit {
+class Unit : public SomeRows {
    public:
     // `queries` are those of row 0, `stride` apart; `room` is the thread's.
     Unit(const Pass& pass, const Operation& op, int64_t kv_head, int64_t first_row, int64_t end_row,
          const float* queries, int64_t stride, float* room)
-        : op_(op), dim_(op.head_dim), groups_(op.heads / op.kv_heads),
-          first_head_(kv_head * groups_), first_row_(first_row), end_row_(end_row),
+        : SomeRows(pass, op, kv_head, first_row, end_row), dim_(op.head_dim),
           queries_(queries + first_head_ * dim_), stride_(stride),
-          rows_(keys_and_values(pass, op, kv_head)), tile_(room, rows_.keys, rows_.more_keys),
-          scores_(room + KeyTile<T>::floats(dim_)) {
-        for (int64_t r = first_row; r < end_row; r++)
-            sights_[r - first_row] = sight(pass, r, op.layer, op.window);
-    }
+          tile_(room, rows_.keys, rows_.more_keys), scores_(room + KeyTile<T>::floats(dim_)) {}
     static int64_t room_floats(const Operation& op, int64_t heads) {
         return KeyTile<T>::floats(op.head_dim) + heads * PART;
     }
@@ -346,20 +452,23 @@ class Unit {
     void run(int64_t part, bool, Place place) {
         const int64_t begin = part * PART;
         for (int64_t at = begin; at < begin + PART; at += TILE) score_tile(begin, at);
-        for (int64_t r = first_row_; r < end_row_; r++) {
-            const Sight& seen = sight_of(r);
-            const auto [low, high] = seen.of(begin, PART);
-            if (low < high) gather_row(r, begin, low, high, place);
-        }
+        Coming coming;
+        expect<T>(coming, rows_.values, begin);
+        weigh_all(scores_, begin, coming, place, [](int64_t, const Scores& own, Gathered gathered) {
+            weigh(own, gathered, [&](int64_t at, Vec w) { store(own.of + at, w); });
+        });
+        const int64_t shared = gather_shared(begin, place);
+        by_seeing_rows(begin, [&](int64_t r, int64_t low, int64_t high) {
+            const int64_t from = low < shared ? shared : low;
+            if (from < high)
+                gather_heads(sight_of(r), begin, from, high, head_of(r), groups_, place, from == low);
+        });
     }
-    const Sight& sight_of(int64_t row) const { return sights_[row - first_row_]; }
 
    private:
-    static constexpr int64_t MOST = 4;  // heads that gather at once
+    static constexpr int64_t MOST = 6;  // heads that gather at once
 
-    float* scores(int64_t row, int64_t group) const {
-        return scores_ + ((row - first_row_) * groups_ + group) * PART;
-    }
+    float* scores(int64_t head) const { return scores_ + head * PART; }
     void score_tile(int64_t begin, int64_t at) {
         tile_.clear();
         n_asked_ = 0;
@@ -373,7 +482,7 @@ class Unit {
             }
             for (int64_t g = 0; g < groups_; g++) {
                 const float* query = queries_ + r * stride_ + g * dim_;
-                asked_[n_asked_++] = {query, scores(r, g) + at - begin};
+                asked_[n_asked_++] = {query, scores(head_of(r) + g) + at - begin};
                 if (n_asked_ == AT_ONCE) answer();
             }
         }
@@ -388,37 +497,47 @@ class Unit {
         if (n_asked_) some[n_asked_ - 1](asked_, tile_.keys(), dim_);
         n_asked_ = 0;
     }
+    // Gathers for all rows at once what they see in the same slots from the first place on that any sees.
+    // Returns the place behind, or nought where there is nothing of that kind.
     template <class Place>
-    void gather_row(int64_t row, int64_t begin, int64_t low, int64_t high, Place place) {
+    int64_t gather_shared(int64_t begin, Place place) {
+        const Sight& one = sight_of(first_row_);
+        const int64_t low = one.of(begin, PART).low;
+        int64_t high = PART;
+        for (int64_t r = first_row_; r < end_row_; r++) {
+            const Sight& seen = sight_of(r);
+            if (seen.cache != one.cache || seen.of(begin, PART).low != low) return 0;
+            const int64_t end = (seen.before < seen.end ? seen.before : seen.end) - begin;
+            high = end < high ? end : high;
+        }
+        if (low >= high) return 0;
+        gather_heads(one, begin, low, high, 0, heads_, place, true);
+        return high;
+    }
+    // Gathers for `n` heads from one on, which see the same.
+    template <class Place>
+    void gather_heads(const Sight& seen, int64_t begin, int64_t low, int64_t high, int64_t first,
+                      int64_t n, Place place, bool afresh) {
         using Gather = void (*)(const Sight&, int64_t, int64_t, int64_t, const Rows&, const float*,
-                                float* const*);
-        static constexpr Gather some[] = {gather<1, T>, gather<2, T>, gather<3, T>, gather<4, T>};
-        const Sight& seen = sight_of(row);
-        const Tilts tilts(op_, seen, begin, low, high);
-        for (int64_t g = 0; g < groups_; g += MOST) {
-            const int64_t n = groups_ - g < MOST ? groups_ - g : MOST;
+                                float* const*, bool);
+        static_assert(MOST == 6, "as many as there are cases");
+        static constexpr Gather some[] = {gather<1, T>, gather<2, T>, gather<3, T>,
+                                          gather<4, T>, gather<5, T>, gather<6, T>};
+        for (int64_t h = first; h < first + n; h += MOST) {
+            const int64_t count = first + n - h < MOST ? first + n - h : MOST;
             float* out[MOST];
-            for (int64_t i = 0; i < n; i++) {
-                Gathered gathered = place(row, g + i);
-                const Scores found{scores(row, g + i), low, high, op_.value, op_.cap,
-                             tilts.of(first_head_ + g + i)};
-                gathered.peak = found.peak();
-                weigh(found, gathered, [&](int64_t at, Vec w) { store(found.of + at, w); });
-                out[i] = gathered.values;
-            }
-            some[n - 1](seen, begin, low, high, rows_.values, scores(row, g), out);
+            for (int64_t i = 0; i < count; i++)
+                out[i] = place(first_row_ + (h + i) / groups_, (h + i) % groups_).values;
+            some[count - 1](seen, begin, low, high, rows_.values, scores(h), out, afresh);
         }
     }
 
     static constexpr int AT_ONCE = 8;
-    const Operation& op_;
-    const int64_t dim_, groups_, first_head_, first_row_, end_row_;
+    const int64_t dim_;
     const float* queries_;
     const int64_t stride_;
-    const KeysAndValues rows_;
     KeyTile<T> tile_;
     float* scores_;
-    Sight sights_[ROWS_AT_ONCE];
     Asked asked_[AT_ONCE];
     int n_asked_ = 0;
 };

@@ -33,6 +33,7 @@ LATENT, TURNED, ROOM = 21, 6, 24
 LAYER = 1
 SCALE = 20**-0.5
 ROOM_BEHIND = 3  # rows of a cache that no pass asks for
+LONG_WINDOW = 136  # it ends within one vector's places for some rows, in the next for others
 # Slots before a pass: none, some of the first part of a list, more than a part; there the rows of a
 # branch see to the end of one vector's places and further.
 STARTS = (0, 14, 142)
@@ -72,7 +73,7 @@ class Shape:
 
 NARROW = Shape(20, 14, (-1, 0, 1, 0, 3))
 # Whole tiles, and as many rows as are worked on in more than one block.
-WIDE = Shape(96, 96, (-1, 0, 1, 0, *range(3, 10)))
+WIDE = Shape(96, 96, (-1, 0, 1, 0, *range(3, 17)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def check(dtype: torch.dtype) -> None:
         for way in WAYS:
             _check_attention(dtype, made, start, way, NARROW)
         _check_latents(dtype, made, start)
-    _check_attention(dtype, made, STARTS[-1], WAYS[0], WIDE)
+    _check_attention(dtype, made, STARTS[-1], AttentionWay(window=LONG_WINDOW), WIDE)
 
 
 def _random(made: torch.Generator, *size: int, dtype: torch.dtype) -> Tensor:

@@ -21,7 +21,6 @@
 
 namespace flat {
 
-constexpr int64_t LINE = 64;
 constexpr int MOST_THREADS = 256;
 constexpr auto PATIENCE = std::chrono::microseconds(60);
 

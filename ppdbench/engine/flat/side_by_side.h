@@ -15,26 +15,13 @@ template <class Word>
 __attribute__((noinline)) void put_columns(const Word* rows, int64_t pitch, int64_t n, int64_t count,
                                            Word* to, int64_t stride) {
     static_assert(sizeof(Word) == sizeof(float), "words");
-#if defined(__AVX512F__)
+#ifdef FLAT_FOUR_COLUMNS
     const __mmask16 some = __mmask16((1u << count) - 1);
     for (int64_t j = 0; j < n; j += 4) {
-        auto four = [&](int row) { return _mm_loadu_ps((const float*)rows + row * pitch + j); };
-        __m512 held[4];  // four numbers each of four rows, the first of which is i
-        for (int i = 0; i < 4; i++) {
-            held[i] = _mm512_castps128_ps512(four(i));
-            held[i] = _mm512_insertf32x4(held[i], four(i + 4), 1);
-            held[i] = _mm512_insertf32x4(held[i], four(i + 8), 2);
-            held[i] = _mm512_insertf32x4(held[i], four(i + 12), 3);
-        }
-        const __m512d low[] = {(__m512d)_mm512_unpacklo_ps(held[0], held[1]),
-                               (__m512d)_mm512_unpacklo_ps(held[2], held[3])};
-        const __m512d high[] = {(__m512d)_mm512_unpackhi_ps(held[0], held[1]),
-                                (__m512d)_mm512_unpackhi_ps(held[2], held[3])};
-        const __m512d columns[] = {
-            _mm512_unpacklo_pd(low[0], low[1]), _mm512_unpackhi_pd(low[0], low[1]),
-            _mm512_unpacklo_pd(high[0], high[1]), _mm512_unpackhi_pd(high[0], high[1])};
+        Vec columns[4];
+        four_columns([&](int i) { return (const float*)rows + i * pitch + j; }, columns);
         for (int i = 0; i < 4 && j + i < n; i++)
-            _mm512_mask_storeu_ps((float*)to + (j + i) * stride, some, (__m512)columns[i]);
+            _mm512_mask_storeu_ps((float*)to + (j + i) * stride, some, columns[i]);
     }
 #else
     for (int64_t j = 0; j < n; j++)

@@ -26,6 +26,7 @@ constexpr int LANES = 4;
 constexpr int64_t BLOCK = 32;              // outputs of a product that are computed together
 constexpr int VECTORS = BLOCK / LANES;     // vectors of a block
 constexpr int TILE = 16;                   // keys of attention that are scored together
+constexpr int64_t LINE = 64;               // bytes that memory sends at a time
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
@@ -228,6 +229,31 @@ inline void transpose(Vec (&square)[LANES]) {
         for (int i = 0; i < LANES; i++) square[i] = mixed[i];
     }
 }
+
+#if defined(__AVX512F__)
+#define FLAT_FOUR_COLUMNS 1
+
+// Four columns of 16 rows of words, where `row(i)` begins with the first of them: each becomes a vector.
+// By halves of what `transpose` shuffles, as quarters of vectors are put together by loads.
+template <class Row>
+inline void four_columns(Row row, Vec (&columns)[4]) {
+    __m512 held[4];  // of four rows each, the first of which is i
+    for (int i = 0; i < 4; i++) {
+        held[i] = _mm512_castps128_ps512(_mm_loadu_ps(row(i)));
+        held[i] = _mm512_insertf32x4(held[i], _mm_loadu_ps(row(i + 4)), 1);
+        held[i] = _mm512_insertf32x4(held[i], _mm_loadu_ps(row(i + 8)), 2);
+        held[i] = _mm512_insertf32x4(held[i], _mm_loadu_ps(row(i + 12)), 3);
+    }
+    const __m512d low[] = {(__m512d)_mm512_unpacklo_ps(held[0], held[1]),
+                           (__m512d)_mm512_unpacklo_ps(held[2], held[3])};
+    const __m512d high[] = {(__m512d)_mm512_unpackhi_ps(held[0], held[1]),
+                            (__m512d)_mm512_unpackhi_ps(held[2], held[3])};
+    columns[0] = (Vec)_mm512_unpacklo_pd(low[0], low[1]);
+    columns[1] = (Vec)_mm512_unpackhi_pd(low[0], low[1]);
+    columns[2] = (Vec)_mm512_unpacklo_pd(high[0], high[1]);
+    columns[3] = (Vec)_mm512_unpackhi_pd(high[0], high[1]);
+}
+#endif
 
 // What lies further from nought than `most` comes as near; NaN stays.
 inline Vec clipped(Vec x, float most) {

@@ -51,44 +51,15 @@ struct SharedPlaces {
     }
 };
 
-// Memory that is asked for while there is something to compute, some of it at a time: more at once would
-// keep what is worked on from coming.
-class Coming {
-   public:
-    void add(const Bfloat16* from, int64_t n) {
-        waiting_[n_++] = {(const char*)from, (const char*)(from + n)};
-    }
-    void ask() {
-        for (int lines = 0; lines < AT_ONCE && asked_ < n_;) {
-            Span& span = waiting_[asked_];
-            for (; lines < AT_ONCE && span.at < span.end; lines++, span.at += LINE)
-                __builtin_prefetch(span.at, 0, 2);
-            if (span.at >= span.end) asked_++;
-        }
-    }
-
-   private:
-    static constexpr int AT_ONCE = 32, LINE = 64;
-    struct Span {
-        const char *at, *end;
-    };
-    Span waiting_[2];
-    int n_ = 0, asked_ = 0;
-};
-
-// Some rows of a pass, all query heads of one KV head, over parts of their lists: see `Unit`. Not
-// inlined into each other, so that the library is built sooner.
+// Some rows over parts of their lists, as `Unit`. Not inlined into each other, so that the library is
+// built sooner.
 template <class Tiles>
-class TiledUnit {
+class TiledUnit : public SomeRows {
    public:
     TiledUnit(const Pass& pass, const Operation& op, int64_t kv_head, int64_t first_row,
               int64_t end_row, const float* queries, int64_t stride, float* room)
-        : op_(op), groups_(op.heads / op.kv_heads), heads_((end_row - first_row) * groups_),
-          first_head_(kv_head * groups_), first_row_(first_row), end_row_(end_row),
-          capacity_(pass.capacity), room_(op, heads_, room),
-          rows_(keys_and_values(pass, op, kv_head)) {
-        for (int64_t r = first_row; r < end_row; r++)
-            sights_[r - first_row] = sight(pass, r, op.layer, op.window);
+        : SomeRows(pass, op, kv_head, first_row, end_row), capacity_(pass.capacity),
+          room_(op, heads_, room) {
         memset(room_.nought, 0, room_.widest * sizeof(Bfloat16));
         lay_queries(queries + first_head_ * op.head_dim, stride);
     }
@@ -96,22 +67,19 @@ class TiledUnit {
         return TileRoom(op, heads, nullptr).floats;
     }
 
-    // `next` says whether the part behind comes next.
+    // `next` says whether the part behind is the one that comes next.
     template <class Place>
     void run(int64_t part, bool next, Place place) {
         const int64_t begin = part * PART;
         by_places(begin, [&](const SharedPlaces& shared) { score(shared, begin); });
         turn_scores(begin);
-        by_seeing_heads(begin, [&](int64_t r, int64_t g, const Scores& scores) {
-            place(r, g).peak = scores.peak();
-        });
         Coming coming;
-        expect(coming, rows_.values, begin);
-        if (next) expect(coming, rows_.keys, begin + PART);
-        by_seeing_heads(begin, [&](int64_t r, int64_t g, const Scores& scores) {
-            coming.ask();
-            weigh_split(scores, head_of(r) + g, place(r, g));
-        });
+        expect<Bfloat16>(coming, rows_.values, begin);
+        if (next) expect<Bfloat16>(coming, rows_.keys, begin + PART);
+        weigh_all(room_.scores, begin, coming, place,
+                  [&](int64_t head, const Scores& scores, Gathered gathered) {
+                      weigh_split(scores, head, gathered);
+                  });
         memset(room_.sums, 0, heads_ * room_.wide * sizeof(float));
         by_places(begin, [&](const SharedPlaces& shared) { gather(shared, begin); });
         add_laid();
@@ -120,7 +88,6 @@ class TiledUnit {
                 copy(room_.sums + (head_of(r) + g) * room_.wide, place(r, g).values, op_.value_dim);
         });
     }
-    const Sight& sight_of(int64_t row) const { return sights_[row - first_row_]; }
 
    private:
     static constexpr int64_t MOST_LAID = PART / TILE_DEEP;       // times 32 places
@@ -156,32 +123,6 @@ class TiledUnit {
         Bfloat16* halves(float* at, int64_t n) { return (Bfloat16*)take(at, n / 2); }
     };
 
-    int64_t head_of(int64_t row) const { return (row - first_row_) * groups_; }
-
-    template <class Each>  // each(row, low, high): what it sees of the part
-    void by_seeing_rows(int64_t begin, Each each) const {
-        for (int64_t r = first_row_; r < end_row_; r++) {
-            const auto [low, high] = sight_of(r).of(begin, PART);
-            if (low < high) each(r, low, high);
-        }
-    }
-    template <class Each>  // each(row, group, its scores)
-    void by_seeing_heads(int64_t begin, Each each) const {
-        by_seeing_rows(begin, [&](int64_t r, int64_t low, int64_t high) {
-            const Tilts tilts(op_, sight_of(r), begin, low, high);
-            for (int64_t g = 0; g < groups_; g++) {
-                float* const of = room_.scores + (head_of(r) + g) * PART;
-                each(r, g, Scores{of, low, high, op_.value, op_.cap, tilts.of(first_head_ + g)});
-            }
-        });
-    }
-    // Rows that `coming` is to ask for: a part of those that lie in order, by the first of our rows.
-    void expect(Coming& coming, const Rows& part, int64_t begin) const {
-        const Sight& seen = sight_of(first_row_);
-        const int64_t n = seen.before - begin < PART ? seen.before - begin : PART;
-        if (n > 0 && part.dim)
-            coming.add(part.of<Bfloat16>(seen.cache) + begin * part.stride, n * part.stride);
-    }
     // Calls `each` for 32 places of a part after another: once for rows that share them.
     template <class Each>
     void by_places(int64_t begin, Each each) {
@@ -389,11 +330,8 @@ class TiledUnit {
         sums.store();
     }
 
-    const Operation& op_;
-    const int64_t groups_, heads_, first_head_, first_row_, end_row_, capacity_;
+    const int64_t capacity_;
     const TileRoom room_;
-    const KeysAndValues rows_;
-    Sight sights_[ROWS_AT_ONCE];
     Tiles tiles_;
     // Values that are laid out: of so many times 32 places, from one on, for the heads of some rows.
     int64_t laid_ = 0, laid_place_ = 0, laid_first_ = 0, laid_end_ = 0;

@@ -66,9 +66,9 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "another head's slope": (
         "attention.h",
-        "tilts.of(first_head_ + g + i)",
-        "tilts.of(g + i)",
-        (torch.float32, torch.bfloat16),
+        "tilts.of(first_head_ + g)",
+        "tilts.of(g)",
+        (torch.float32, torch.bfloat16, EMULATED_TILES),
     ),
     "a distance too far": (
         "attention.h",
@@ -124,6 +124,18 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
         "kv_head;",
         (torch.float32, torch.bfloat16),
     ),
+    "values that some rows have gathered already": (
+        "attention.h",
+        "groups_, place, from == low);",
+        "groups_, place, true);",
+        (torch.float32,),
+    ),
+    "values from where another row's window begins": (
+        "attention.h",
+        "seen.cache != one.cache || seen.of(begin, PART).low != low",
+        "seen.cache != one.cache",
+        (torch.float32,),
+    ),
     "a step that is not soft below nought": (
         "simd.h",
         "return positive + log1p(exp(x < 0.0f ? x : -x));",
@@ -162,15 +174,9 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "rows as far apart as they are wide": (
         "attention.h",
-        "load_some(rows + slot * part.stride + d, part.dim - d)",
-        "load_some(rows + slot * part.dim + d, part.dim - d)",
+        "(held_[j] == NONE ? any : held_[j]) * part.stride",
+        "(held_[j] == NONE ? any : held_[j]) * part.dim",
         (torch.float32, torch.bfloat16),
-    ),
-    "another head's slope where heads are rows of tiles": (
-        "tiled_attention.h",
-        "tilts.of(first_head_ + g)",
-        "tilts.of(g)",
-        (EMULATED_TILES,),
     ),
     "keys over other keys in tiles": (
         "tiled_attention.h",
