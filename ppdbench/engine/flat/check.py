@@ -46,7 +46,7 @@ MOST, DEVIATIONS, PARTS = 0.75, 0.3, 3
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How wide keys and values are, and the parents of a tree of rows that attend."""
+    """The widths of keys and values, and the parents of a tree of rows that attend."""
 
     dim: int
     value: int
@@ -54,7 +54,7 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """How many attend."""
+        """The number of them."""
         return len(self.parents)
 
     @property
