@@ -33,7 +33,9 @@ LATENT, TURNED, ROOM = 21, 6, 24
 LAYER = 1
 SCALE = 20**-0.5
 ROOM_BEHIND = 3  # rows of a cache that no pass asks for
-LONG_WINDOW = 136  # it ends within one vector's places for some rows, in the next for others
+# Behind so many slots a window begins within one vector's places for some rows and in the next for
+# others.
+WIDE_START, LONG_WINDOW = 48, 40
 # Slots before a pass: none, some of the first part of a list, more than a part; there the rows of a
 # branch see to the end of one vector's places and further.
 STARTS = (0, 14, 142)
@@ -117,7 +119,7 @@ def check(dtype: torch.dtype) -> None:
         for way in WAYS:
             _check_attention(dtype, made, start, way, NARROW)
         _check_latents(dtype, made, start)
-    _check_attention(dtype, made, STARTS[-1], AttentionWay(window=LONG_WINDOW), WIDE)
+    _check_attention(dtype, made, WIDE_START, AttentionWay(window=LONG_WINDOW), WIDE)
 
 
 def _random(made: torch.Generator, *size: int, dtype: torch.dtype) -> Tensor:
