@@ -255,11 +255,11 @@ struct Scores {
         }
     }
     // True if they become exponents here and now, before `peak`; others only grow by a factor.
-    bool bend() const { return tilt.places || cap > 0 || scale <= 0; }
-    float factor() const { return bend() ? 1 : scale; }
+    bool bends() const { return tilt.places || cap > 0 || scale <= 0; }
+    float factor() const { return bends() ? 1 : scale; }
     // The largest exponent.
     float peak() const {
-        if (bend()) make_exponents();
+        if (bends()) make_exponents();
         Vec most = all(-INFINITY);
         by_vectors([&](int64_t, Vec s) { most = larger(s, most); });
         return largest(most) * factor();

@@ -1,4 +1,4 @@
-// Attention by matrix tiles, of bfloat16: 32 places of a list for up to 16 heads at once.
+// Attention by matrix tiles, of bfloat16: 32 places of a list for up to 32 heads at once.
 //
 // What attention.h says of lists holds here, too: they are taken 32 places at a time from the first
 // on, whatever rows there are, and what a row does not see of those weighs nothing. A weight is the
@@ -95,13 +95,14 @@ class TiledUnit : public SomeRows {
 
     // What a thread works in.
     struct TileRoom {
-        int64_t deep, wide, widest, pitch, floats = 0;
+        int64_t wide, widest, pitch, floats = 0;
         float *found, *scores, *sums;  // scores as tiles find them, [PART, pitch], and [heads, PART]
         uint32_t* queries;
         Bfloat16 *keys, *values, *near, *rest, *nought;
 
         TileRoom(const Operation& op, int64_t heads, float* at) {
-            deep = whole_tiles(first_keys(op)) + whole_tiles(op.head_dim - first_keys(op));
+            const int64_t first = first_keys(op);
+            const int64_t deep = whole_tiles(first) + whole_tiles(op.head_dim - first);
             pitch = whole(heads);
             wide = whole_tiles(op.value_dim), widest = deep > wide ? deep : wide;
             scores = take(at, heads * PART), sums = take(at, pitch * wide);

@@ -227,7 +227,6 @@ struct TilesAhead {
         for (const char* end = at + each; at < end; at += TILE_BYTES) __builtin_prefetch(at, 0, 2);
     }
     static constexpr int64_t STEP = TILE_DEEP * BLOCK * sizeof(Bfloat16);  // the weights of a step
-    static TilesAhead none() { return {nullptr, 0}; }
 };
 
 // Up to 16 rows [n, deep] against a block of weights [deep / 2, 32, 2]; sums [n, 32].

@@ -246,7 +246,7 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "scores that are scaled twice": (
         "attention.h",
-        "return bend() ? 1 : scale;",
+        "return bends() ? 1 : scale;",
         "return scale;",
         (torch.float32, torch.bfloat16),
     ),
