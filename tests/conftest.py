@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,15 @@ packing.PAYS_FROM = dict.fromkeys(packing.PAYS_FROM, 1)
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Hold each test to leaving one thread: copies of this process cannot compute with more."""
+    yield
+    left = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert left == 1, f"{left} threads are left to the tests behind this one"
 
 
 @pytest.fixture(scope="session")

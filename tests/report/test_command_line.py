@@ -105,6 +105,7 @@ def test_a_command_asks_for_what_its_run_was_asked_for(
     monkeypatch.setattr("ppdbench.bench.runner.run_decode", kept)
     for look in ("check_there", "check_scheme"):  # files and packages that need not be here
         monkeypatch.setattr(f"ppdbench.engine.loading.{look}", lambda _: None)
+    monkeypatch.setattr("ppdbench.machine.environment.set_threads", lambda *_: None)
     header = made.header("decode", methods=made.methods("swift"))
     config = header["config"]
     config["target"] = {**DRAWN, "kind": "greedy"}
