@@ -119,18 +119,18 @@ class TokenByToken(Protocol):
 
 
 class WholeModel:
-    """All layers over the tokens of a session, one row per pass."""
+    """All layers over the tokens of a session, one row per pass; a tap looks at what they give."""
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._depth = session, session.model.n_layers
+    def __init__(self, session: Session, tap: Tap | None = None) -> None:
+        self._session, self._tap, self._depth = session, tap, session.model.n_layers
 
     def prompt(self) -> ReadOut:
         """Run the prompt; what its last token leads to."""
-        return ReadOut(self._session.read(self._session.run_prompt()), self._depth)
+        return ReadOut(self._session.read(self._session.run_prompt(tap=self._tap)), self._depth)
 
     def token(self, token: int) -> ReadOut:
         """Run one more token."""
-        _, reading = self._session.run_and_read([token])
+        _, reading = self._session.run_and_read([token], tap=self._tap)
         return ReadOut(reading, self._depth)
 
 

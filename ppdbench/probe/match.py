@@ -23,11 +23,13 @@ from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.loop import ReadOut, WholeModel, token_by_token
 from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
+from ppdbench.engine.taps import StateTap
 from ppdbench.engine.vocabulary import ranks_of
 from ppdbench.errors import NumericalError
 from ppdbench.machine.clock import Clock
@@ -149,46 +151,66 @@ class _Kept:
         self.ranking, self.name = ranking, name
         self.output: list[int] = []
         self.hidden: dict[int, list[Tensor]] = {n: [] for n in ranking.below}  # [1, hidden] each
-        self.final_ranks: list[Tensor] = []
-        self.peaks: list[Tensor] = []
         self.found = ProbedSequence(self.output)
+        if ranking.ranks_last:
+            self.found.ranks[ranking.last] = []
         self.ranked = 0
 
-    def tap(self, layer: int, hidden: Tensor) -> None:
-        """Keep the newest position of a layer; a copy, so that a prefill can be freed."""
-        if layer in self.hidden:
-            newest = hidden[:, -1].clone() if hidden.shape[1] > 1 else hidden[:, 0]
-            self.hidden[layer].append(newest)
-            self.ranking.held += newest.numel() * newest.element_size()
-
-    def choose(self, reading: Reading, session: Session, chooser: Chooser) -> int:
-        """Pick the next token and note its rank in the last layer."""
-        self.peaks.append(reading.peaks[0, -1])
-        if not chooser.target.greedy:
-            self.check_final()  # nothing can be drawn from NaN
-        token = chooser.choose_last(reading, session.tokens)
-        # The last layer's ranks come from the logits that chose the token.
+    def take(self, token: int, reading: Reading) -> None:
+        """Take in the next token, and its rank in the logits of the last layer that chose it."""
         if self.ranking.ranks_last:
-            self.final_ranks.append(ranks_of(reading.logits[:, -1], session.ids([token])[0]))
+            # No logit is larger than the likeliest token's.
+            rank = 0 if token == reading.tokens[-1] else _rank(token, reading.logits[:, -1])
+            self.found.ranks[self.ranking.last].append(rank)
         self.output.append(token)
-        session.tokens.append(token)
         if self.ranking.held >= HIDDEN_BUDGET:
             self.ranking.rank()
-        return token
-
-    def check_final(self) -> None:
-        """Refuse tokens that were chosen from NaN."""
-        finite = torch.isfinite(torch.stack(self.peaks))
-        if not bool(finite.all()):
-            self.refuse(self.ranking.last, int((~finite).nonzero()[0, 0]))
 
     def refuse(self, layer: int, position: int) -> None:
         """Say where logits are no numbers."""
-        name = f"example {self.name}: " if self.name else ""
         raise NumericalError(
-            f"{name}NaN or infinite logits after layer {layer} at output position "
+            f"{self.whose}NaN or infinite logits after layer {layer} at output position "
             f"{position + 1}; try --dtype float32 or check the weights"
         )
+
+    @property
+    def whose(self) -> str:
+        """What an error begins with that tells whose it is."""
+        return f"example {self.name}: " if self.name else ""
+
+
+class _Newest(StateTap):
+    """Keeps the newest position of every layer that is ranked."""
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__(kept.hidden, {})
+        self._kept = kept
+
+    def __call__(self, layer: int, hidden: Tensor) -> None:
+        """Keep a copy of it, so that what a prompt gave can be freed."""
+        if layer in self.layers:
+            newest = hidden[:, -1].clone() if hidden.shape[1] > 1 else hidden[:, 0]
+            self._kept.hidden[layer].append(newest)
+            self._kept.ranking.held += newest.numel() * newest.element_size()
+
+
+class _Watched(WholeModel):
+    """A model, token by token, of which is kept what its layers give."""
+
+    def __init__(self, session: Session, kept: _Kept) -> None:
+        super().__init__(session, _Newest(kept))
+        self._kept = kept
+
+    def prompt(self) -> ReadOut:
+        """Run the prompt; what its last token leads to."""
+        self.newest = super().prompt()
+        return self.newest
+
+    def token(self, token: int) -> ReadOut:
+        """Run one more token, which was chosen from the newest reading."""
+        self._kept.take(token, self.newest.reading)
+        self.newest = super().token(token)
+        return self.newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,13 +226,15 @@ class _Probe(Decoder):
     def decode(self, session: Session, request: Request) -> Decoded:
         """Tokens of one prompt, and what layers gave for each."""
         assert isinstance(request, _Asked)
-        kept, chooser = request.kept, request.chooser
-        session.reset(request.prompt)
-        token = kept.choose(session.read(session.run_prompt(tap=kept.tap)), session, chooser)
-        while (finish := request.limits.finish(kept.output)) is None:
-            reading = session.read(session.forward(session.ids([token]), tap=kept.tap))
-            token = kept.choose(reading, session, chooser)
-        return Decoded(tuple(kept.output), 0.0, (), finish)
+        kept = request.kept
+        model = _Watched(session, kept)
+        try:
+            decoded = token_by_token(session, model, request)
+        except NumericalError as error:
+            kept.ranking.rank()  # what is wrong in a lower layer is wrong in all above it
+            raise NumericalError(f"{kept.whose}{error}") from error
+        kept.take(decoded.output_ids[-1], model.newest.reading)
+        return decoded
 
 
 class _Ranking:
@@ -280,7 +304,6 @@ class _Ranking:
         self, group: Sequence[tuple[int, _Kept]], since: float
     ) -> Iterator[tuple[int, ProbedSequence]]:
         """Yield the results of sequences that have ended, each with its place."""
-        # Lower layers first: what is wrong in one is wrong in all above it.
         self.rank()
         for _, kept in group:
             self._end(kept)
@@ -290,9 +313,10 @@ class _Ranking:
             yield place, kept.found
 
     def _end(self, kept: _Kept) -> None:
-        kept.check_final()
         self._kept.remove(kept)
-        if self.ranks_last:
-            kept.found.ranks[self.last] = torch.cat(kept.final_ranks).tolist()
-            if self.prober.predictions:
-                kept.found.predictions[self.last] = list(kept.output)
+        if self.ranks_last and self.prober.predictions:
+            kept.found.predictions[self.last] = list(kept.output)
+
+
+def _rank(token: int, logits: Tensor) -> int:
+    return int(ranks_of(logits, torch.tensor([token], device=logits.device)))

@@ -202,5 +202,6 @@ def test_bad_logits_are_refused_with_example_and_layer(layer: int, poison: float
 
     adapter.call_layer = call  # type: ignore[method-assign]
     prober = Prober(model, range(1, 5), 40)
-    with pytest.raises(NumericalError, match="example two: NaN or infinite logits after layer"):
+    told = f"example two: NaN or infinite logits after layer {layer} at output position 1; "
+    with pytest.raises(NumericalError, match=told):
         prober.probe(PROMPTS[:1], 4, GREEDY, [generator_for(0)], names=["two"])

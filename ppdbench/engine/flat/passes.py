@@ -98,17 +98,25 @@ class FlatLayers:
         given = self._given(step, cache)
         if given is None:
             return None
-        done = layers.start
-        for end in stretches(layers, tap):
-            source, hidden = hidden.contiguous(), self._room(hidden.shape[1])
-            calls = self._calls(source, hidden, range(done, end), given)
-            if behind is not None and end == layers.stop:
-                calls.append(behind(hidden))
+        source, done = hidden.contiguous(), layers.start
+        rows, ends = hidden.shape[1], stretches(layers, tap)
+        # Of a narrow pass all stretches run in one go; of a prompt a tap lets go of most it sees.
+        several = max(1, AT_ONCE // max(1, rows))
+        for first in range(0, len(ends), several):
+            calls: list[Call] = []
+            made: list[tuple[int, Tensor]] = []
+            for end in ends[first : first + several]:
+                states = self._room(rows)
+                calls += self._calls(source, states, range(done, end), given)
+                made.append((end, states))
+                source, done = states, end
+            if behind is not None and done == layers.stop:
+                calls.append(behind(source))
             run_all(calls)
-            done = end
             if tap is not None:
-                tap(end, hidden)
-        return hidden
+                for each in made:
+                    tap(*each)
+        return source
 
     def can_run(self, layers: range, step: Step, cache: KVCache | JoinedCache) -> bool:
         """True for a pass of one sequence, or several that are joined, that can run flat."""

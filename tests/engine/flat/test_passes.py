@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ppdbench.decoding.draft import Draft, Insertion
 from ppdbench.decoding.passes import run_pass
+from ppdbench.engine.flat import passes
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
+from ppdbench.engine.taps import Tap
 from tests import flat_ops
 from tests.engine.flat.made import DTYPES, made
 from tests.helpers import CAPACITY, tokens
@@ -77,3 +79,30 @@ def test_layers_in_stretches_and_behind_taps_are_those_of_one_run() -> None:
     assert torch.equal(session.logits(hidden), whole[:, 1:])
     assert sorted(seen) == [1, 2, 3, 4]
     assert torch.equal(seen[4], hidden)
+
+
+@pytest.mark.parametrize(("rows", "runs"), [(1, 1), (2, 2), (3, 4)])
+@torch.inference_mode()
+def test_a_tap_stops_narrow_passes_nowhere_and_lets_go_of_a_prompts_states(
+    rows: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids, log = made("llama"), tokens(3)[:rows], list[int]()
+    real = passes.run_all
+    monkeypatch.setattr(passes, "AT_ONCE", 4)
+    monkeypatch.setattr(passes, "run_all", lambda calls: (log.append(0), real(calls)))
+
+    def states(tap: Tap) -> Tensor:
+        session = Session(model, CAPACITY)
+        return session.forward(session.ids(ids), session.steps.prefill(rows), tap=tap)
+
+    at_once: dict[int, Tensor] = {}
+    last = states(lambda layer, hidden: (log.append(layer), at_once.update({layer: hidden})))
+    assert log.count(0) == runs
+    assert log[-4 // runs :] == [*range(5 - 4 // runs, 5)]
+    assert torch.equal(at_once[4], last)
+    model.flat = None
+    eager: dict[int, Tensor] = {}
+    states(eager.__setitem__)
+    assert sorted(at_once) == sorted(eager) == [1, 2, 3, 4]
+    for layer, hidden in eager.items():
+        assert torch.allclose(at_once[layer], hidden, atol=1e-4)
