@@ -308,9 +308,9 @@ def test_an_error_ends_its_sequence_and_no_other() -> None:
 def test_what_is_not_a_number_stays_in_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Session.run_and_read
 
-    def run_and_read(self: Session, tokens: Sequence[int]) -> tuple[Tensor, Reading]:
+    def run_and_read(self: Session, tokens: Sequence[int], **given: Any) -> tuple[Tensor, Reading]:
         if len(self.tokens) != 44:
-            return real(self, tokens)
+            return real(self, tokens, **given)
         step = self.chain(1)
         hidden = self.embed(self.ids(tokens), step) * float("nan")
         hidden = self.run(hidden, 0, self.model.n_layers, step)

@@ -55,9 +55,9 @@ class FlatLayers:
         unfed: Collection[int] = (),
         within: Collection[int] = (),
     ) -> None:
-        self.adapter = adapter
+        self.adapter, self.dtype = adapter, adapter.dtype
         width = max((handed_to(adapter, i) for i in within), default=adapter.width)
-        self._program = Program(adapter.dtype, width)
+        self._program = Program(self.dtype, width)
         self._marks, self._own = [0], frozenset(layers)
         self._blocks: WeakKeyDictionary[KVCache | JoinedCache, CacheBlocks] = WeakKeyDictionary()
         writer = LayerWriter(adapter, self._program)
@@ -123,7 +123,7 @@ class FlatLayers:
         return self._holds(cache, layers) and self._given(step, cache) is not None
 
     def _room(self, rows: int) -> Tensor:
-        return torch.empty((1, rows, self._out.width), dtype=self.adapter.dtype)
+        return torch.empty((1, rows, self._out.width), dtype=self.dtype)
 
     def _calls(
         self, source: Tensor, target: Tensor, layers: range, given: Sequence[Pass]
@@ -213,7 +213,7 @@ class FlatLayers:
             return self._whole[1]
         every, places = self._whole[1].tables, step.positions[0]
         turns = [(cos.index_select(0, places), sin.index_select(0, places)) for cos, sin in every]
-        factors = self._growth(step.positions[:1]).to(self.adapter.dtype).float()
+        factors = self._growth(step.positions[:1]).to(self.dtype).float()
         cos = factors[:, None].repeat(1, self.adapter.cache_shape.head_dim)
         return Turns([*turns, (cos, torch.zeros_like(cos))], whole=False)
 
