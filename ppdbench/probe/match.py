@@ -175,7 +175,7 @@ class _Kept:
 
     @property
     def whose(self) -> str:
-        """What an error begins with that tells whose it is."""
+        """The beginning of an error, which names the example."""
         return f"example {self.name}: " if self.name else ""
 
 
