@@ -94,6 +94,9 @@ class Pass:
     causal: bool = False
     places: np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        self.slots, self.positions = np.asarray(self.slots), np.asarray(self.positions)
+
     def turned(self, kind: int) -> list[Tensor]:
         """cos and sin of each row, [row, 1, width]."""
         places = torch.from_numpy(self.positions.astype(np.int64))

@@ -568,24 +568,15 @@ class Program:
         words: Tensor | FlatLinear | None,
     ) -> None:
         rows, width = target.shape[-2], self.hidden.width
-        wanted: list[tuple[Tensor, tuple[int, ...], torch.dtype]]
-        wanted = [(target, (rows, out.width), self.dtype)]
+        _check_numbers(target, (rows, out.width), self.dtype)
         if words is None:
-            wanted.append((source, (rows, width), self.dtype))
+            _check_numbers(source, (rows, width), self.dtype)
         else:
-            wanted.append((source, (rows,), torch.int64))
-        if isinstance(words, FlatLinear):
-            if (words.in_features, words.dtype) != (width, self.dtype):
+            _check_numbers(source, (rows,), torch.int64)
+            if not isinstance(words, FlatLinear):
+                _check_numbers(words, (len(words), width), self.dtype)
+            elif (words.in_features, words.dtype) != (width, self.dtype):
                 raise ValueError(f"words of {words.in_features} numbers, {words.dtype}")
-        elif words is not None:
-            wanted.append((words, (len(words), width), self.dtype))
-        for tensor, shape, dtype in wanted:
-            is_shaped = tensor.shape in (shape, (1, *shape))
-            if not is_shaped or tensor.dtype != dtype or not tensor.is_contiguous():
-                raise ValueError(
-                    f"rows {tuple(tensor.shape)} of {tensor.dtype}; use {shape} of {dtype}, "
-                    "contiguous"
-                )
         for each in (None if given is None else given.rows, None if peaks is None else len(peaks)):
             if each is not None and each != rows:
                 raise ValueError(f"{rows} rows in a pass of {each}")
@@ -647,6 +638,7 @@ class _Made:
 
     def __init__(self, ops: Sequence[Operation], widths: Sequence[int], hidden: Buffer) -> None:
         self._n, self._leaves = len(ops), dict[Buffer, int]()
+        self._ways: dict[tuple[int, int, Buffer], Any] = {}
         enter = Operation(kind=KINDS.index("enter"), target=hidden.columns, width=hidden.width)
         self.ops = (Operation * (self._n + 1))(*ops, enter)
         counts = (ctypes.c_int64 * len(widths))(*widths)
@@ -657,6 +649,12 @@ class _Made:
 
     def way(self, first: int, last: int, out: Buffer) -> Any:
         """The way in, the operations [first, last), and the way out for `out`."""
+        key = first, last, out
+        if key not in self._ways:
+            self._ways[key] = self._way(first, last, out)
+        return self._ways[key]
+
+    def _way(self, first: int, last: int, out: Buffer) -> Any:
         if out not in self._leaves:
             op = Operation(kind=KINDS.index("leave"), source=out.columns, width=out.width)
             self._leaves[out] = len(self.ops)
@@ -688,6 +686,15 @@ def _activation(name: str) -> int:
     if name not in ACTIVATIONS:
         raise ValueError(f"activation {name!r}; use {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def _check_numbers(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse a tensor of another shape, but for a 1 before it, of another type or with gaps."""
+    is_shaped = tensor.shape == shape or tensor.shape == (1, *shape)
+    if not is_shaped or tensor.dtype != dtype or not tensor.is_contiguous():
+        raise ValueError(
+            f"rows {tuple(tensor.shape)} of {tensor.dtype}; use {shape} of {dtype}, contiguous"
+        )
 
 
 def _same_width(*buffers: Buffer | None) -> None:

@@ -184,12 +184,13 @@ class FlatLayers:
 
     def _made(self, step: Step, cache: KVCache) -> Sequence[Pass]:
         start, n, blocks = step.start, step.n_query, self._blocks_of(cache)
-        in_line = np.arange(start, start + n, dtype=np.int32)
-        slots = in_line.copy() if step.given else in_line
+        # Lists: of the few rows that most passes have they take less time than arrays do.
+        in_line = slots = [*range(start, start + n)]
         turns = self._turns(step)
         if step.given:
             _put_trained(step, cache)
-            slots[_trained(step)] = NOT_STORED
+            trained = frozenset(_trained(step))
+            slots = [NOT_STORED if row in trained else start + row for row in range(n)]
         if step.sights is not None:
             positions = step.positions[0].numpy().astype(np.int32)
             seen, offsets = step.sights.rows + np.int32(start), step.sights.offsets
