@@ -231,6 +231,7 @@ class _Probe(Decoder):
         try:
             decoded = token_by_token(session, model, request)
         except NumericalError as error:
+            kept.output[:] = session.tokens[len(request.prompt) :]  # the last of them, too
             kept.ranking.rank()  # what is wrong in a lower layer is wrong in all above it
             raise NumericalError(f"{kept.whose}{error}") from error
         kept.take(decoded.output_ids[-1], model.newest.reading)

@@ -190,7 +190,10 @@ def test_heads_equal_to_the_models_own_give_its_ranks() -> None:
     ("layer", "poison"),
     [(2, float("nan")), (4, float("nan")), (3, float("inf")), (4, float("inf"))],
 )
-def test_bad_logits_are_refused_with_example_and_layer(layer: int, poison: float) -> None:
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_bad_logits_are_refused_with_example_and_layer(
+    tokens: int, layer: int, poison: float
+) -> None:
     model = loaded(stock_model("llama"))
     model.staged.flat = None  # what is poisoned is what eager passes call
     adapter = model.staged.adapter
@@ -204,4 +207,4 @@ def test_bad_logits_are_refused_with_example_and_layer(layer: int, poison: float
     prober = Prober(model, range(1, 5), 40)
     told = f"example two: NaN or infinite logits after layer {layer} at output position 1; "
     with pytest.raises(NumericalError, match=told):
-        prober.probe(PROMPTS[:1], 4, GREEDY, [generator_for(0)], names=["two"])
+        prober.probe(PROMPTS[:1], tokens, GREEDY, [generator_for(0)], names=["two"])
