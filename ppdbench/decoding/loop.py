@@ -302,7 +302,12 @@ def check_finite(
         first = finite.index(False)
         position = first + 1 if positions is None else positions[first]
         layer = depth if isinstance(depth, int) else depth[first]
-        raise NumericalError(
-            f"NaN or infinite logits after layer {layer} at output position {position}; "
-            "try --dtype float32 or check the weights"
-        )
+        raise no_numbers(layer, position)
+
+
+def no_numbers(layer: int, position: int) -> NumericalError:
+    """The error of an output whose token at a position, from 1 on, came from NaN or infinity."""
+    return NumericalError(
+        f"NaN or infinite logits after layer {layer} at output position {position}; "
+        "try --dtype float32 or check the weights"
+    )

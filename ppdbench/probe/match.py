@@ -23,7 +23,7 @@ from ppdbench.decoding.batch import Batch
 from ppdbench.decoding.decoded import Decoded
 from ppdbench.decoding.decoder import Decoder, Request, Setup
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import ReadOut, WholeModel, token_by_token
+from ppdbench.decoding.loop import ReadOut, WholeModel, no_numbers, token_by_token
 from ppdbench.decoding.sampling import Chooser, Target
 from ppdbench.engine.heads import ExitHead
 from ppdbench.engine.loading import Loaded
@@ -166,17 +166,9 @@ class _Kept:
         if self.ranking.held >= HIDDEN_BUDGET:
             self.ranking.rank()
 
-    def refuse(self, layer: int, position: int) -> None:
-        """Say where logits are no numbers."""
-        raise NumericalError(
-            f"{self.whose}NaN or infinite logits after layer {layer} at output position "
-            f"{position + 1}; try --dtype float32 or check the weights"
-        )
-
-    @property
-    def whose(self) -> str:
-        """The beginning of an error, which names the example."""
-        return f"example {self.name}: " if self.name else ""
+    def named(self, error: NumericalError) -> NumericalError:
+        """Return an error with the example that it is of."""
+        return NumericalError(f"example {self.name}: {error}") if self.name else error
 
 
 class _Newest(StateTap):
@@ -233,7 +225,7 @@ class _Probe(Decoder):
         except NumericalError as error:
             kept.output[:] = session.tokens[len(request.prompt) :]  # the last of them, too
             kept.ranking.rank()  # what is wrong in a lower layer is wrong in all above it
-            raise NumericalError(f"{kept.whose}{error}") from error
+            raise kept.named(error) from None
         kept.take(decoded.output_ids[-1], model.newest.reading)
         return decoded
 
@@ -298,7 +290,7 @@ class _Ranking:
         row = int((~torch.isfinite(logits)).any(-1).nonzero()[0, 0]) + first
         for kept, n in parts:
             if row < n:
-                kept.refuse(layer, kept.ranked + row)
+                raise kept.named(no_numbers(layer, kept.ranked + row + 1))
             row -= n
 
     def finish(
