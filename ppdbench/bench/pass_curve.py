@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -245,6 +246,9 @@ def _check_room(ours: Loaded, most: int, context: int) -> None:
 class PassSide(Protocol):
     """Passes over the same cached tokens, again and again."""
 
+    def in_turn(self) -> AbstractContextManager[None]:
+        """Have threads meanwhile as runs of this side have them."""
+
     def before(self) -> None:
         """Leave the caches as they are to be found; not timed."""
 
@@ -263,14 +267,17 @@ class OurPasses:
         self.session.reset(prompt)
         self.session.prefill()
 
+    def in_turn(self) -> AbstractContextManager[None]:
+        """Keep torch's threads out of the way of flat passes, as loops of methods do."""
+        return nullcontext() if self.session.model.flat is None else threads.lent()
+
     def before(self) -> None:
         """Nothing: they hold what the pass before has left."""
 
     def run(self, tokens: Sequence[int]) -> list[int]:
         """Run one; return the likeliest token after each row."""
-        hidden = self.session.forward(self.session.ids(tokens))
-        likeliest: list[int] = self.session.read(hidden).likeliest[0].tolist()
-        return likeliest
+        _, reading = self.session.run_and_read(tokens)
+        return reading.tokens
 
     def forget(self) -> None:
         """Drop the rows of the pass from the cache."""
@@ -285,13 +292,12 @@ class BehindOther:
     """
 
     def __init__(self, passes: OurPasses) -> None:
-        self.run, self.forget = passes.run, passes.forget
+        self.in_turn, self.run, self.forget = passes.in_turn, passes.run, passes.forget
         self._other = torch.zeros(OTHER_BYTES // 4)
 
     def before(self) -> None:
         """Read the other memory."""
-        with threads.lent():  # torch's would wait on our cores for more to do
-            self._other.sum()
+        self._other.sum()
 
 
 class StockPasses:
@@ -301,6 +307,10 @@ class StockPasses:
         self.model = stock.model
         self._before = self.model(self._ids(prompt), use_cache=True).past_key_values
         self.forget()
+
+    def in_turn(self) -> AbstractContextManager[None]:
+        """Leave all threads to torch."""
+        return nullcontext()
 
     def before(self) -> None:
         """Nothing: they hold what the pass before has left."""
@@ -337,11 +347,12 @@ def _experts_read(side: OurPasses, tokens: Sequence[int]) -> float | None:
 
 def _turn(side: PassSide, tokens: Sequence[int], clock: Clock) -> list[float]:
     """Milliseconds of some passes, once those before them have set in."""
-    settled = clock.now() + SETTLING_S
-    _once(side, tokens)
-    while clock.now() < settled:
+    with side.in_turn():
+        settled = clock.now() + SETTLING_S
         _once(side, tokens)
-    return [_timed(side, tokens, clock) for _ in range(IN_A_TURN)]
+        while clock.now() < settled:
+            _once(side, tokens)
+        return [_timed(side, tokens, clock) for _ in range(IN_A_TURN)]
 
 
 def _timed(side: PassSide, tokens: Sequence[int], clock: Clock) -> float:

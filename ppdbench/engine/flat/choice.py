@@ -15,14 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from ppdbench.engine.cache import KVCache
+from ppdbench.engine.flat import asking
+from ppdbench.engine.flat.asking import Asking
 from ppdbench.engine.flat.check import Wrong, check_stored
 from ppdbench.engine.flat.library import Unavailable, library
+from ppdbench.engine.flat.native import loaded
 from ppdbench.engine.flat.parts import (
     FlatParts,
     attention_of,
@@ -128,10 +132,14 @@ def lay_out(
         if isinstance(adapter.embedding, FlatWords):
             adapter.look_up(as_embedding(adapter.head))
         return None, PassPath(EAGER, f"no flat passes: {error}", clock.now() - began)
+    why = _said(times)
     if rest is None:
         kernels += _stored_share(adapter)
-        return found, PassPath(f"{FLAT}, {kernels}", _said(times), clock.now() - began)
-    why = f"{_said(times)}; the rest is eager: {rest}"
+        assert isinstance(found, FlatPasses)
+        if (asked := _asking(adapter, found, clock)) is not None:
+            why += f"; {asked.words}"
+        return found, PassPath(f"{FLAT}, {kernels}", why, clock.now() - began)
+    why += f"; the rest is eager: {rest}"
     return found, PassPath(f"{IN_PARTS}, {kernels}", why, clock.now() - began)
 
 
@@ -219,6 +227,39 @@ def _sampled(
     return lambda hidden, step: parts.run(index, hidden, step, cache)
 
 
+@torch.inference_mode()
+def _asking(adapter: Adapter, passes: FlatPasses, clock: Clock) -> Asking | None:
+    """Measure whether passes of few rows should ask ahead for weights, and have them do so or not.
+
+    None where it makes no difference: weights stay in a cache, or kernels always ask for them. Of
+    several models the one with most weights decides: behind its passes no cache holds the others'.
+    """
+    native = loaded()
+    if native.in_tiles and adapter.dtype == torch.bfloat16:
+        return None
+    sample = _first_layers(adapter, asking.ENOUGH_BYTES, _plain_bytes)
+    size = sum(_plain_bytes(adapter.layers[i]) for i in sample)
+    if size < max(asking.LEAST_BYTES, native.asked_over.get(adapter.dtype, 0)):
+        return None
+    native.asked_over[adapter.dtype] = size
+    rows = max(asking.ROWS)
+    cache, steps = KVCache(adapter.cache_shape, rows), StepMaker(rows, adapter.device)
+    cache.begin(steps.chain(0, rows), sample.start, sample.stop)
+    drawn = torch.randn(1, rows, adapter.width, generator=torch.Generator().manual_seed(SEED))
+    hidden = drawn.to(adapter.dtype)
+    runs = [
+        partial(passes.layers.run, hidden[:, :n], sample, steps.chain(0, n), cache)
+        for n in asking.ROWS
+    ]
+    return asking.choose(native, adapter.dtype, runs, clock)
+
+
+def _plain_bytes(layer: nn.Module) -> int:
+    """The bytes of a layer's weights that are laid out as numbers."""
+    products = (m.flat for m in layer.modules() if isinstance(m, FlatProduct))
+    return sum(each.nbytes for each in products if not isinstance(each, StoredLinear))
+
+
 def _is_clear(turn: Sequence[Sequence[float]]) -> bool:
     """True if every run of one side took less than half of any run of the other, row by row."""
     sides = turn[: len(ROWS)], turn[len(ROWS) :]
@@ -245,18 +286,23 @@ def _timed(run: Callable[[], object], clock: Clock) -> float:
 
 
 def _sample(adapter: Adapter) -> range:
-    """The first layers that this process runs, as far as they are small."""
-    there = [i for i, layer in enumerate(adapter.layers) if is_there(layer)]
+    """The layers that are timed."""
     if why_in_parts(adapter) is not None:
         first = _that_attend(adapter)[0]
         return range(first, first + 1)
-    size, count = 0, 0
-    for index in there:
-        size += sum(p.numel() * p.element_size() for p in adapter.layers[index].parameters())
-        count += 1
-        if size > SAMPLE_BYTES:
-            break
-    return range(there[0], there[0] + count)
+    return _first_layers(
+        adapter,
+        SAMPLE_BYTES,
+        lambda layer: sum(p.numel() * p.element_size() for p in layer.parameters()),
+    )
+
+
+def _first_layers(adapter: Adapter, enough: int, nbytes: Callable[[nn.Module], int]) -> range:
+    """The first layers that this process runs, until they have enough bytes."""
+    there = [i for i, layer in enumerate(adapter.layers) if is_there(layer)]
+    sizes = accumulate(nbytes(adapter.layers[i]) for i in there)
+    count = sum(1 for _ in takewhile(lambda size: size <= enough, sizes)) + 1
+    return range(there[0], there[0] + min(count, len(there)))
 
 
 def _that_attend(adapter: Adapter) -> list[int]:

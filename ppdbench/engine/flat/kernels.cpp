@@ -78,6 +78,7 @@ inline int64_t blocks(int64_t out) { return (out + BLOCK - 1) / BLOCK; }
 class Runner : public Work {
    public:
     int path = VECTORS_ONLY;
+    bool few_ask[2] = {true, true};  // of float32, and of bfloat16: see products.h
 
     // False where there is not enough memory.
     bool begin(const Run& run, int threads) {
@@ -411,8 +412,9 @@ class Runner : public Work {
                                    stride, n, sums, own(thread) + SUMS);
         }
         const int64_t size = narrow_ ? sizeof(Bfloat16) : sizeof(float);
-        products(path, narrow_, (const char*)product.blob + block * BLOCK * deep * size, deep, rows,
-                 stride, n, sums);
+        products(path, narrow_, few_ask[narrow_],
+                 (const char*)product.blob + block * BLOCK * deep * size, deep, rows, stride, n,
+                 sums);
     }
     Vec finished(const Product& product, const float* sums, int64_t out) const {
         Vec sum = load(sums);
@@ -696,9 +698,10 @@ Shared* shared = nullptr;
 
 void begin_anew() {
     // What the parent left behind is in a state that nobody knows: it is not even given back.
-    const int path = shared->runner.path;
+    const flat::Runner& before = shared->runner;
     shared = new Shared;
-    shared->runner.path = path;
+    shared->runner.path = before.path;
+    for (int narrow : {0, 1}) shared->runner.few_ask[narrow] = before.few_ask[narrow];
 }
 
 enum Meeting { TO_BLOB, TO_ROWS, COMPARE, MEETINGS };
@@ -868,6 +871,7 @@ int flat_paths() {
     return paths;
 }
 void flat_use(int path) { shared->runner.path = path; }
+void flat_ask(int narrow, int few) { shared->runner.few_ask[narrow] = few; }
 int flat_lanes() { return flat::LANES; }
 
 // The numbers of a blob.

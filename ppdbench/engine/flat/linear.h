@@ -41,6 +41,7 @@ struct Floats {
     static constexpr int64_t STEP = BLOCK;  // weights of one step of the sum
     static constexpr int NUMBERS = 1;       // of a row in one step, one after another
     static constexpr bool PAIRED = false;   // true if each is two of bfloat16
+    static constexpr int FEW = 5;           // rows that may leave it to the processor to ask ahead
     static constexpr int WIDTH = count;     // vectors of sums
     struct Weights {
         Vec held[WIDTH];
@@ -64,7 +65,7 @@ struct OfFloats : Floats<VECTORS> {
 template <int count>
 struct Pairs : Floats<count> {
     using Weight = uint32_t;
-    static constexpr int NUMBERS = 2;
+    static constexpr int NUMBERS = 2, FEW = 1;
     using typename Floats<count>::Weights;
 
     template <int which>
@@ -90,6 +91,7 @@ struct OfPairsAtOnce {
     static constexpr int64_t STEP = BLOCK;
     static constexpr int NUMBERS = 1;
     static constexpr bool PAIRED = true;
+    static constexpr int FEW = 4;
     static constexpr int WIDTH = VECTORS;
     struct Weights {
         __m512bh held[WIDTH];
@@ -172,17 +174,18 @@ Ahead some_over(int count, const typename Of::Weight* weights, int64_t steps, Ah
 
 // Any number of rows: in groups of nearly one size, part after part of the block, all its columns
 // at once or a `Share` of them. Each asks for its share of the next part, so that memory sends all
-// the time.
+// the time; few rows that fit into one group do so if told to.
 template <class Of, class Share, int most>
 void parts_over(const typename Of::Weight* weights, int64_t steps, const typename Of::Row* rows,
-                int64_t stride, int64_t n, float* sums) {
+                int64_t stride, int64_t n, float* sums, bool few_ask) {
     static_assert(Of::STEP * sizeof(*weights) == Ahead::LINE);
     constexpr int64_t COLUMNS = BLOCK * Share::WIDTH / Of::WIDTH;
     constexpr bool whole = COLUMNS == BLOCK, many = whole && most > MANY_ROWS;
     if (whole && n <= most) {
-        some_over<Share, most, true>(int(n), weights, steps,
-                                     Ahead{(const char*)weights + AHEAD, Ahead::LINE}, true, rows,
-                                     stride, sums);
+        // Where they are not to ask, they ask for what is there all the time.
+        const Ahead ahead = few_ask || n > Of::FEW ? Ahead{(const char*)weights + AHEAD, Ahead::LINE}
+                                                   : Ahead{(const char*)sums, 0};
+        some_over<Share, most, true>(int(n), weights, steps, ahead, true, rows, stride, sums);
         return;
     }
     const int64_t groups = (n + most - 1) / most, turns = groups * (BLOCK / COLUMNS);
@@ -207,12 +210,12 @@ void parts_over(const typename Of::Weight* weights, int64_t steps, const typenam
 // a time: each weight and each number of a row is read less often then.
 template <class Of>
 void block_over(const typename Of::Weight* weights, int64_t steps, const typename Of::Row* rows,
-                int64_t stride, int64_t n, float* sums) {
+                int64_t stride, int64_t n, float* sums, bool few_ask) {
     if constexpr (MOST_OF_HALVES > 0)
         if (n > MOST_ROWS)
             return parts_over<Of, typename Of::Half, MOST_OF_HALVES>(weights, steps, rows, stride,
-                                                                     n, sums);
-    parts_over<Of, Of, MOST_ROWS>(weights, steps, rows, stride, n, sums);
+                                                                     n, sums, few_ask);
+    parts_over<Of, Of, MOST_ROWS>(weights, steps, rows, stride, n, sums, few_ask);
 }
 
 // Any number of rows, 16 at a time. One such group asks for weights a little ahead; of several, which

@@ -138,6 +138,8 @@ class Library:
         self.linear = self._function("flat_linear", ctypes.c_int, "pwpplw")
         self.lanes: int = self._dll.flat_lanes()
         self._path = VECTORS
+        # By type, the bytes of weights over which it was measured whether few rows ask ahead.
+        self.asked_over: dict[torch.dtype, int] = {}
 
     def _function(self, name: str, gives: Any, takes: str) -> Any:
         function: Any = self._dll[name]
@@ -160,6 +162,10 @@ class Library:
         """Multiply bfloat16 numbers this way from now on, by weights that are laid out after it."""
         self._dll.flat_use(path)
         self._path = path
+
+    def ask(self, dtype: torch.dtype, *, few: bool) -> None:
+        """Have passes of few rows in this type ask ahead for weights from now on, or not."""
+        self._dll.flat_ask(int(dtype == torch.bfloat16), int(few))
 
     def blob_numbers(self, outputs: int, inputs: int, *, narrow: bool) -> int:
         """Count the numbers of a weight's blob."""

@@ -6,11 +6,11 @@
 
 namespace flat {
 
-void products(int path, bool narrow, const void* weights, int64_t deep, const void* rows,
-              int64_t stride, int64_t n, float* sums) {
+void products(int path, bool narrow, bool few_ask, const void* weights, int64_t deep,
+              const void* rows, int64_t stride, int64_t n, float* sums) {
     if (!narrow)
         return block_over<OfFloats>((const float*)weights, deep, (const float*)rows, stride, n,
-                                    sums);
+                                    sums, few_ask);
     if (is_tiled(path))
         return with_tiles(path, [&](auto& tiles) {
             tiled_block_over(tiles, (const Bfloat16*)weights, deep, (const Bfloat16*)rows, stride, n,
@@ -18,9 +18,9 @@ void products(int path, bool narrow, const void* weights, int64_t deep, const vo
         });
     if (path == VECTORS_ONLY)
         return block_over<OfPairs>((const uint32_t*)weights, deep / 2, (const float*)rows, stride,
-                                   n, sums);
+                                   n, sums, few_ask);
     block_over<OfPairsAtOnce>((const uint32_t*)weights, deep / 2,
-                              (const OfPairsAtOnce::Row*)rows, stride / 2, n, sums);
+                              (const OfPairsAtOnce::Row*)rows, stride / 2, n, sums, few_ask);
 }
 
 void stored_products(int form, int path, bool narrow, const uint32_t* groups, int64_t deep,

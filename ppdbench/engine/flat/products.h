@@ -46,9 +46,9 @@ inline int64_t group_words(int form) {
 constexpr int64_t UNPACKED_FLOATS = AT_ONCE * GROUP * BLOCK;
 
 // Rows and weights are float32, or bfloat16 with `deep` a multiple of 32; what rows are then, the
-// path says.
-void products(int path, bool narrow, const void* weights, int64_t deep, const void* rows,
-              int64_t stride, int64_t n, float* sums);
+// path says. `few_ask`: few rows ask memory for weights ahead as many do.
+void products(int path, bool narrow, bool few_ask, const void* weights, int64_t deep,
+              const void* rows, int64_t stride, int64_t n, float* sums);
 
 // As `products`, over a block of stored weights; `room` has UNPACKED_FLOATS.
 void stored_products(int form, int path, bool narrow, const uint32_t* groups, int64_t deep,
