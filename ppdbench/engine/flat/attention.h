@@ -15,6 +15,7 @@
 namespace flat {
 
 constexpr int64_t PART = 128;         // keys of one unit of work
+constexpr int64_t TILES_AHEAD = 4;    // so long before they are scored keys are asked for
 constexpr int64_t ROWS_AT_ONCE = 48;  // that share keys, each head of a row counted
 
 // The list of one row.
@@ -122,18 +123,19 @@ class KeyTile {
         const int64_t any = seen.slot(at + low);
         put(one_, any, keys_);
         put(two_, any, keys_ + one_.dim * TILE);  // over what fills up the first part
-        if (in_order_) ask_for(one_, at + TILE), ask_for(two_, at + TILE);
+        if (!in_order_) return;
+        for (const Rows* part : {&one_, &two_}) ask_for(*part, at + TILES_AHEAD * TILE);
     }
 
    private:
     static constexpr int64_t NONE = -1;
 
-    // Asks memory for the keys of the next places, which come while these are scored.
+    // Asks memory for the keys of some places, which come while those before them are scored.
     void ask_for(const Rows& part, int64_t slot) const {
         if (!part.dim) return;
         const T* from = part.of<T>(cache_) + slot * part.stride;
         for (int64_t i = 0; i < TILE * part.stride; i += LINE / int64_t(sizeof(T)))
-            __builtin_prefetch(from + i, 0, 2);
+            ask_memory<NEXT_CACHE>(from + i);
     }
 
     // The numbers of one part; `any` slot stands for those that nobody asks for.
