@@ -36,15 +36,6 @@ typedef float VecAnywhere __attribute__((vector_size(LANES * 4), aligned(2), may
 typedef uint16_t HalvesAnywhere __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 typedef int32_t IntsAnywhere __attribute__((vector_size(LANES * 4), aligned(2), may_alias));
 
-// Asks memory for a line. To compilers a function that only asks has no effect, and they leave out its
-// calls: the empty statement keeps them.
-enum Cache { NEXT_CACHE = 2, NEAREST_CACHE = 3 };
-template <Cache to>
-inline void ask_memory(const void* line) {
-    __builtin_prefetch(line, 0, to);
-    asm volatile("");
-}
-
 struct Bfloat16 {
     uint16_t bits;
 };

@@ -90,7 +90,7 @@ void unpack_group(int form, const uint32_t* group, bool narrow, float* to) {
     }
 }
 
-inline void ask_ahead(const uint32_t* from) { ask_memory<NEAREST_CACHE>((const char*)from + AHEAD); }
+inline void ask_ahead(const uint32_t* from) { __builtin_prefetch((const char*)from + AHEAD); }
 
 // Unpacks some groups one behind another, and asks memory for those to come.
 inline void unpack(int form, const uint32_t* groups, int64_t count, bool narrow, float* to) {
