@@ -1,4 +1,4 @@
-"""Whether passes of few rows ask memory for weights before these are needed.
+"""The choice whether passes of few rows ask memory for weights before these are needed.
 
 Processors notice by themselves that one line of memory is read after another, and fetch the next
 ones. Some do that better where they are left alone, others where the kernels ask; what is computed
@@ -35,7 +35,7 @@ class Asking:
 
     @property
     def words(self) -> str:
-        """What was chosen, and why."""
+        """Words for the choice, with its reason."""
         what = "ask ahead" if self.few_ask else "do not ask ahead"
         times = f"{1e3 * self.asked_s:.2f} ms asking, {1e3 * self.left_s:.2f} ms not"
         return f"few rows {what} for weights: {times}"

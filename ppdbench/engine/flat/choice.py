@@ -234,12 +234,13 @@ def _asking(adapter: Adapter, passes: FlatPasses, clock: Clock) -> Asking | None
     None where it makes no difference: weights stay in a cache, or kernels always ask for them. Of
     several models the one with most weights decides: behind its passes no cache holds the others'.
     """
-    native = loaded()
-    if native.in_tiles and adapter.dtype == torch.bfloat16:
-        return None
     sample = _first_layers(adapter, asking.ENOUGH_BYTES, _plain_bytes)
     size = sum(_plain_bytes(adapter.layers[i]) for i in sample)
-    if size < max(asking.LEAST_BYTES, native.asked_over.get(adapter.dtype, 0)):
+    if size < asking.LEAST_BYTES:
+        return None
+    native = loaded()
+    always = native.in_tiles and adapter.dtype == torch.bfloat16
+    if always or size < native.asked_over.get(adapter.dtype, 0):
         return None
     native.asked_over[adapter.dtype] = size
     rows = max(asking.ROWS)

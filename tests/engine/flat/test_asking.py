@@ -1,0 +1,91 @@
+"""Whether few rows ask ahead for weights: the faster way is taken, and numbers are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ppdbench.engine.flat import asking
+from ppdbench.engine.flat.choice import FLAT
+from ppdbench.engine.flat.native import TILES, loaded
+from ppdbench.engine.flat.weights import pack
+from ppdbench.engine.staged import StagedModel
+from ppdbench.machine.clock import Clock
+from tests.engine.flat.made import DTYPES
+from tests.families import stock_model
+
+WORDS = "ask ahead for weights"
+
+
+class Machine(Clock):
+    """A clock, kernels and their passes: one takes so long where few rows ask, or do not."""
+
+    def __init__(self, asked_s: float, left_s: float) -> None:
+        super().__init__(torch.device("cpu"))
+        self._at, self._takes = 0.0, {True: asked_s, False: left_s}
+        self.few: bool | None = None
+
+    def now(self) -> float:
+        return self._at
+
+    def ask(self, dtype: torch.dtype, *, few: bool) -> None:
+        assert dtype == torch.float32
+        self.few = few
+
+    def run(self) -> None:
+        assert self.few is not None
+        self._at += self._takes[self.few]
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "left_s"), [(1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.0, 1.0625), (1.0625, 1.0)]
+)
+def test_the_slower_way_is_never_taken(asked_s: float, left_s: float) -> None:
+    machine: Any = Machine(asked_s, left_s)
+    found = asking.choose(machine, torch.float32, [machine.run, machine.run], machine)
+    assert (found.asked_s, found.left_s) == (2 * asked_s, 2 * left_s)
+    assert machine.few == found.few_ask == (asked_s <= left_s)
+    assert ("do not ask" in found.words) == (left_s < asked_s)
+    assert f"{2e3 * asked_s:.2f} ms asking, {2e3 * left_s:.2f} ms not" in found.words
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Whatever a test measures counts for nobody else."""
+    before = dict(loaded().asked_over)
+    yield
+    loaded().asked_over.clear()
+    loaded().asked_over.update(before)
+    for each in DTYPES:
+        loaded().ask(each, few=True)
+
+
+@pytest.mark.parametrize("shape", [(45, 37), (96, 1024)], ids=str)
+def test_asking_changes_no_bit(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    linear = pack(torch.randn(*shape, generator=drawn).to(dtype))
+    rows = torch.randn(7, shape[1], generator=drawn).to(dtype)
+    found = {}
+    for few in (True, False):
+        loaded().ask(dtype, few=few)
+        found[few] = [linear(rows[:n]) for n in range(1, len(rows) + 1)]
+    assert all(map(torch.equal, found[True], found[False]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_model_with_most_weights_decides(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded_model(**sizes: int) -> StagedModel:
+        return StagedModel(stock_model("llama", **sizes).to(dtype), passes=FLAT)
+
+    assert WORDS not in loaded_model().path.why  # its weights stay in a cache
+    monkeypatch.setattr(asking, "LEAST_BYTES", 1)
+    tiled = dtype == torch.bfloat16 and TILES in loaded().paths
+    large = loaded_model(num_hidden_layers=4)
+    assert (WORDS in large.path.why) != tiled
+    assert (dtype in loaded().asked_over) != tiled
+    assert WORDS not in loaded_model(num_hidden_layers=2).path.why
