@@ -52,15 +52,19 @@ def test_the_slower_way_is_never_taken(asked_s: float, left_s: float) -> None:
     assert f"{2e3 * asked_s:.2f} ms asking, {2e3 * left_s:.2f} ms not" in found.words
 
 
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Whatever a test measures counts for nobody else."""
-    before = dict(loaded().asked_over)
-    yield
+def forget() -> None:
+    """Nothing has been measured, so few rows ask."""
     loaded().asked_over.clear()
-    loaded().asked_over.update(before)
     for each in DTYPES:
         loaded().ask(each, few=True)
+
+
+@pytest.fixture(autouse=True)
+def for_itself() -> Iterator[None]:
+    """What tests before it measured counts for no test here, nor the other way round."""
+    forget()
+    yield
+    forget()
 
 
 @pytest.mark.parametrize("shape", [(45, 37), (96, 1024)], ids=str)
