@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.families import tiny
 from ppdbench.engine.flat import asking
 from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.flat.native import TILES, loaded
@@ -93,3 +94,12 @@ def test_the_model_with_most_weights_decides(
     assert (WORDS in large.path.why) != tiled
     assert (dtype in loaded().asked_over) != tiled
     assert WORDS not in loaded_model(num_hidden_layers=2).path.why
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text", "diffllama", "gpt2"])
+def test_layers_that_take_more_than_a_state_are_timed_as_well(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "LEAST_BYTES", 1)
+    model = StagedModel(tiny(family), passes=FLAT)
+    assert WORDS in model.path.why
