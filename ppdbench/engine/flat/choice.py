@@ -40,7 +40,7 @@ from ppdbench.engine.flat.products import FlatProduct, plain
 from ppdbench.engine.flat.stored import StoredLinear
 from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
 from ppdbench.engine.flat.words import FlatWords, as_embedding
-from ppdbench.engine.left_out import without
+from ppdbench.engine.left_out import weight_bytes, without
 from ppdbench.engine.levels import levels_of
 from ppdbench.engine.masks import Step, StepMaker
 from ppdbench.engine.packing import (
@@ -291,11 +291,7 @@ def _sample(adapter: Adapter) -> range:
     if why_in_parts(adapter) is not None:
         first = _that_attend(adapter)[0]
         return range(first, first + 1)
-    return _first_layers(
-        adapter,
-        SAMPLE_BYTES,
-        lambda layer: sum(p.numel() * p.element_size() for p in layer.parameters()),
-    )
+    return _first_layers(adapter, SAMPLE_BYTES, weight_bytes)
 
 
 def _first_layers(adapter: Adapter, enough: int, nbytes: Callable[[nn.Module], int]) -> range:
