@@ -18,6 +18,10 @@ constexpr int64_t PART = 128;         // keys of one unit of work
 constexpr int64_t TILES_AHEAD = 4;    // so long before they are scored keys are asked for
 constexpr int64_t ROWS_AT_ONCE = 48;  // that share keys, each head of a row counted
 
+// Queries that are scored together, heads that gather together, and vectors of values that they gather: no
+// more sums than registers hold.
+constexpr int MOST_HEADS = 6, MOST_ASKED = REGISTERS > 16 ? 8 : 6, WIDE = REGISTERS > 16 ? 4 : 2;
+
 // The list of one row.
 struct Sight {
     int64_t cache;          // that its slots are of, and the layer
@@ -148,15 +152,14 @@ class KeyTile {
         for (int j = 0; j < TILE; j++) of[j] = rows + (held_[j] == NONE ? any : held_[j]) * part.stride;
         int64_t d = 0;
 #ifdef FLAT_FOUR_COLUMNS
-        if constexpr (std::is_same_v<T, float>)
-            for (; d + 4 <= part.dim; d += 4) {
+        constexpr int64_t EACH = 4 * sizeof(float) / sizeof(T);
+        for (; d + EACH <= part.dim; d += EACH)
+            for (int first = 0; first < TILE; first += LANES) {
                 Vec columns[4];
-                four_columns([&](int j) { return of[j] + d; }, columns);
-                for (int i = 0; i < 4; i++) store(keys + (d + i) * TILE, columns[i]);
+                four_columns([&](int j) { return (const float*)(of[first + j] + d); }, columns);
+                for (int i = 0; i < 4; i++) put_words(columns[i], keys + d * TILE + first, i);
             }
 #endif
-        if constexpr (std::is_same_v<T, Bfloat16>)
-            for (; d + 2 * LANES <= part.dim; d += 2 * LANES) put_pairs(of, d, keys);
         for (; d < part.dim; d += LANES)
             for (int first = 0; first < TILE; first += LANES) {
                 Vec square[LANES];
@@ -166,19 +169,12 @@ class KeyTile {
             }
     }
 
-    // Numbers from `d` on, two of each row as one: half as many change places as would widened.
-    static void put_pairs(const Bfloat16* const* of, int64_t d, float* keys) {
-        for (int first = 0; first < TILE; first += LANES) {
-            Vec square[LANES];
-            for (int j = 0; j < LANES; j++) square[j] = load((const float*)(of[first + j] + d));
-            transpose(square);
-            for (int i = 0; i < LANES; i++) {
-                const Ints pairs = as_ints(square[i]);
-                float* columns = keys + (d + 2 * i) * TILE + first;
-                store(columns, as_floats(pairs << 16));
-                store(columns + TILE, as_floats(pairs & int32_t(0xffff0000)));
-            }
-        }
+    // Words of rows, of which each is a number, or two of bfloat16: half as many change places as would
+    // widened.
+    static void put_words(Vec words, float* keys, int64_t i) {
+        if constexpr (std::is_same_v<T, float>) return store(keys + i * TILE, words);
+        store(keys + 2 * i * TILE, as_floats(as_ints(words) << 16));
+        store(keys + (2 * i + 1) * TILE, as_floats(as_ints(words) & int32_t(0xffff0000)));
     }
 
     float* keys_;
@@ -210,7 +206,8 @@ void score(const Asked* asked, const float* keys, int64_t dim) {
         for (int i = 0; i < n; i++) even[i] = odd[i] = Vec{};
         int64_t d = 0;
         for (; d + 1 < dim; d += 2) {
-            const Vec one = load(keys + d * TILE + j), two = load(keys + (d + 1) * TILE + j);
+            const Vec one = read_once(load(keys + d * TILE + j));
+            const Vec two = read_once(load(keys + (d + 1) * TILE + j));
 #pragma GCC unroll 8
             for (int i = 0; i < n; i++) {
                 even[i] = fma(all(asked[i].query[d]), one, even[i]);
@@ -326,7 +323,7 @@ void gather_some(const Sight& seen, int64_t at, int64_t low, int64_t high, const
         const T* row = rows + seen.slot(at + i) * stride;
         Vec values[wide];
         for (int j = 0; j < wide; j++)
-            values[j] = wide > 1 ? load(row + j * LANES) : load_some(row, left);
+            values[j] = read_once(wide > 1 ? load(row + j * LANES) : load_some(row, left));
 #pragma GCC unroll 8
         for (int g = 0; g < n; g++)
 #pragma GCC unroll 4
@@ -341,7 +338,6 @@ void gather_some(const Sight& seen, int64_t at, int64_t low, int64_t high, const
 template <int n, class T>
 void gather(const Sight& seen, int64_t at, int64_t low, int64_t high, const Rows& values,
             const float* weights, float* const* out, bool afresh) {
-    constexpr int WIDE = 4;
     const T* rows = values.of<T>(seen.cache);
     const int64_t stride = values.stride, dim = values.dim;
     int64_t d = 0;
@@ -488,8 +484,6 @@ class Unit : public SomeRows {
     }
 
    private:
-    static constexpr int64_t MOST = 6;  // heads that gather at once
-
     float* scores(int64_t head) const { return scores_ + head * PART; }
     void score_tile(int64_t begin, int64_t at) {
         tile_.clear();
@@ -505,14 +499,14 @@ class Unit : public SomeRows {
             for (int64_t g = 0; g < groups_; g++) {
                 const float* query = queries_ + r * stride_ + g * dim_;
                 asked_[n_asked_++] = {query, scores(head_of(r) + g) + at - begin};
-                if (n_asked_ == AT_ONCE) answer();
+                if (n_asked_ == MOST_ASKED) answer();
             }
         }
         answer();
     }
     // Scores the queries that have been collected.
     void answer() {
-        static_assert(AT_ONCE == 8, "as many as there are cases");
+        static_assert(MOST_ASKED <= 8, "no more than there are cases");
         using Score = void (*)(const Asked*, const float*, int64_t);
         static constexpr Score some[] = {score<1>, score<2>, score<3>, score<4>,
                                          score<5>, score<6>, score<7>, score<8>};
@@ -542,25 +536,24 @@ class Unit : public SomeRows {
                       int64_t n, Place place, bool afresh) {
         using Gather = void (*)(const Sight&, int64_t, int64_t, int64_t, const Rows&, const float*,
                                 float* const*, bool);
-        static_assert(MOST == 6, "as many as there are cases");
+        static_assert(MOST_HEADS == 6, "as many as there are cases");
         static constexpr Gather some[] = {gather<1, T>, gather<2, T>, gather<3, T>,
                                           gather<4, T>, gather<5, T>, gather<6, T>};
-        for (int64_t h = first; h < first + n; h += MOST) {
-            const int64_t count = first + n - h < MOST ? first + n - h : MOST;
-            float* out[MOST];
+        for (int64_t h = first; h < first + n; h += MOST_HEADS) {
+            const int64_t count = first + n - h < MOST_HEADS ? first + n - h : MOST_HEADS;
+            float* out[MOST_HEADS];
             for (int64_t i = 0; i < count; i++)
                 out[i] = place(first_row_ + (h + i) / groups_, (h + i) % groups_).values;
             some[count - 1](seen, begin, low, high, rows_.values, scores(h), out, afresh);
         }
     }
 
-    static constexpr int AT_ONCE = 8;
     const int64_t dim_;
     const float* queries_;
     const int64_t stride_;
     KeyTile<T> tile_;
     float* scores_;
-    Asked asked_[AT_ONCE];
+    Asked asked_[MOST_ASKED];
     int n_asked_ = 0;
 };
 

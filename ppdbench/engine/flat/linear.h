@@ -18,16 +18,16 @@ constexpr int64_t PASS_BYTES = 8192, LONG_PASS_BYTES = 65536;
 // The same where it is columns that are read in turn: the second half waits for memory no more.
 constexpr int64_t FEW_BYTES = 2048;
 
-// Rows whose sums with a whole block are held in the registers, and with half of one: no more than fit,
-// nor than two groups of half as many are faster for.
+// Rows whose sums with a whole block are held in the registers, beside weights that are widened, and with
+// half of a block: no more than fit, nor than two groups of half as many are faster for.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS = 10, MOST_OF_HALVES = 0;
+constexpr int MOST_ROWS = 10, MOST_WIDENED = 10, MOST_OF_HALVES = 0;
 #elif defined(__aarch64__)
-constexpr int MOST_ROWS = 3, MOST_OF_HALVES = 0;
+constexpr int MOST_ROWS = 3, MOST_WIDENED = 3, MOST_OF_HALVES = 0;
 #elif defined(__AVX__)
-constexpr int MOST_ROWS = 3, MOST_OF_HALVES = 6;
+constexpr int MOST_ROWS = 3, MOST_WIDENED = 2, MOST_OF_HALVES = 6;
 #else
-constexpr int MOST_ROWS = 1, MOST_OF_HALVES = 0;
+constexpr int MOST_ROWS = 1, MOST_WIDENED = 1, MOST_OF_HALVES = 0;
 #endif
 
 // So many keep the nearest cache busy: weights ahead are asked into the next.
@@ -38,24 +38,20 @@ template <int count>
 struct Floats {
     using Weight = float;
     using Row = float;
+    using Factor = Vec;                     // of a sum: weights, or a number of a row again and again
     static constexpr int64_t STEP = BLOCK;  // weights of one step of the sum
     static constexpr int NUMBERS = 1;       // of a row in one step, one after another
     static constexpr bool PAIRED = false;   // true if each is two of bfloat16
+    static constexpr int MOST = MOST_ROWS;  // rows that meet a whole block at once
     static constexpr int FEW = 5;           // rows that may leave it to the processor to ask ahead
     static constexpr int WIDTH = count;     // vectors of sums
-    struct Weights {
-        Vec held[WIDTH];
-    };
+
     template <int which>
-    static Weights weights(const float* from) {
-        Weights w;
-        for (int j = 0; j < WIDTH; j++) w.held[j] = load(from + j * LANES);
-        return w;
+    static Factor weights(const float* from) {
+        return read_once(load(from));
     }
-    static void add(Vec* sums, float number, const Weights& w) {
-        Vec x = all(number);
-        for (int j = 0; j < WIDTH; j++) sums[j] = fma(x, w.held[j], sums[j]);
-    }
+    static Factor again(float number) { return all(number); }
+    static Vec plus(Vec sum, Factor x, Factor w) { return fma(x, w, sum); }
 };
 struct OfFloats : Floats<VECTORS> {
     using Half = Floats<VECTORS / 2>;
@@ -65,17 +61,12 @@ struct OfFloats : Floats<VECTORS> {
 template <int count>
 struct Pairs : Floats<count> {
     using Weight = uint32_t;
-    static constexpr int NUMBERS = 2, FEW = 1;
-    using typename Floats<count>::Weights;
+    static constexpr int NUMBERS = 2, MOST = MOST_WIDENED, FEW = 1;
 
     template <int which>
-    static Weights weights(const uint32_t* from) {
-        Weights w;
-        for (int j = 0; j < count; j++) {
-            Ints pairs = *(const IntsAnywhere*)(from + j * LANES);
-            w.held[j] = as_floats(which ? pairs & (int32_t)0xffff0000 : pairs << 16);
-        }
-        return w;
+    static Vec weights(const uint32_t* from) {
+        const Ints pairs = *(const IntsAnywhere*)from;
+        return as_floats(which ? pairs & (int32_t)0xffff0000 : pairs << 16);
     }
 };
 struct OfPairs : Pairs<VECTORS> {
@@ -88,26 +79,19 @@ struct OfPairs : Pairs<VECTORS> {
 struct OfPairsAtOnce {
     using Weight = uint32_t;
     using Row = uint32_t;
+    using Factor = __m512bh;
     static constexpr int64_t STEP = BLOCK;
     static constexpr int NUMBERS = 1;
     static constexpr bool PAIRED = true;
-    static constexpr int FEW = 4;
+    static constexpr int MOST = MOST_ROWS, FEW = 4;
     static constexpr int WIDTH = VECTORS;
-    struct Weights {
-        __m512bh held[WIDTH];
-    };
+
     template <int which>
-    static Weights weights(const uint32_t* from) {
-        Weights w;
-        for (int j = 0; j < WIDTH; j++)
-            w.held[j] = (__m512bh)_mm512_loadu_si512(from + j * LANES);
-        return w;
+    static Factor weights(const uint32_t* from) {
+        return (Factor)_mm512_loadu_si512(from);
     }
-    static void add(Vec* sums, uint32_t number, const Weights& w) {
-        __m512bh x = (__m512bh)_mm512_set1_epi32(int32_t(number));
-        for (int j = 0; j < WIDTH; j++)
-            sums[j] = (Vec)_mm512_dpbf16_ps((__m512)sums[j], w.held[j], x);
-    }
+    static Factor again(uint32_t pair) { return (Factor)_mm512_set1_epi32(int32_t(pair)); }
+    static Vec plus(Vec sum, Factor x, Factor w) { return (Vec)_mm512_dpbf16_ps((__m512)sum, w, x); }
 };
 #else
 using OfPairsAtOnce = OfPairs;
@@ -129,17 +113,40 @@ struct Ahead {
     static constexpr int64_t LINE = 128;  // the weights of a step
 };
 
-// One step of `n` rows: a number of each after another, so that few weights are held at a time.
+// Onto the sums of `n` rows a number of each, times weights.
+template <class Of, int n, class Number>
+__attribute__((always_inline)) inline void add_to(Vec (&sums)[n][Of::WIDTH], Number number,
+                                                  const typename Of::Factor (&w)[Of::WIDTH]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < n; i++) {
+        const auto x = number(i);
+        for (int j = 0; j < Of::WIDTH; j++) sums[i][j] = Of::plus(sums[i][j], x, w[j]);
+    }
+}
+
+// One step of `n` rows: a number of each after another, so that few weights are held at a time; of
+// fewer rows than vectors all of theirs are held instead.
 template <class Of, int n, int which = 0>
-__attribute__((always_inline)) inline void step_over(Vec (&held)[n][Of::WIDTH],
+__attribute__((always_inline)) inline void step_over(Vec (&sums)[n][Of::WIDTH],
                                                      const typename Of::Weight* weights,
                                                      const typename Of::Row* rows,
                                                      int64_t stride) {
-    const auto block = Of::template weights<which>(weights);
-#pragma GCC unroll 16
-    for (int i = 0; i < n; i++) Of::add(held[i], rows[i * stride + which], block);
+    auto number = [&](int i) { return Of::again(rows[i * stride + which]); };
+    auto vector = [&](int j) { return Of::template weights<which>(weights + j * LANES); };
+    if constexpr (n < Of::WIDTH) {
+        typename Of::Factor x[n];
+        for (int i = 0; i < n; i++) x[i] = number(i);
+        for (int j = 0; j < Of::WIDTH; j++) {
+            const auto w = vector(j);
+            for (int i = 0; i < n; i++) sums[i][j] = Of::plus(sums[i][j], x[i], w);
+        }
+    } else {
+        typename Of::Factor w[Of::WIDTH];
+        for (int j = 0; j < Of::WIDTH; j++) w[j] = vector(j);
+        add_to<Of, n>(sums, number, w);
+    }
     if constexpr (which + 1 < Of::NUMBERS)
-        step_over<Of, n, which + 1>(held, weights, rows, stride);
+        step_over<Of, n, which + 1>(sums, weights, rows, stride);
 }
 
 // `n` rows against some steps of a block, on top of the sums [n, 32] so far; many of them may ask
@@ -212,10 +219,10 @@ template <class Of>
 void block_over(const typename Of::Weight* weights, int64_t steps, const typename Of::Row* rows,
                 int64_t stride, int64_t n, float* sums, bool few_ask) {
     if constexpr (MOST_OF_HALVES > 0)
-        if (n > MOST_ROWS)
+        if (n > Of::MOST)
             return parts_over<Of, typename Of::Half, MOST_OF_HALVES>(weights, steps, rows, stride,
                                                                      n, sums, few_ask);
-    parts_over<Of, Of, MOST_ROWS>(weights, steps, rows, stride, n, sums, few_ask);
+    parts_over<Of, Of, Of::MOST>(weights, steps, rows, stride, n, sums, few_ask);
 }
 
 // Any number of rows, 16 at a time. One such group asks for weights a little ahead; of several, which

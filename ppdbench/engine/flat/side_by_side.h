@@ -15,7 +15,7 @@ template <class Word>
 __attribute__((noinline)) void put_columns(const Word* rows, int64_t pitch, int64_t n, int64_t count,
                                            Word* to, int64_t stride) {
     static_assert(sizeof(Word) == sizeof(float), "words");
-#ifdef FLAT_FOUR_COLUMNS
+#if defined(__AVX512F__)
     const __mmask16 some = __mmask16((1u << count) - 1);
     for (int64_t j = 0; j < n; j += 4) {
         Vec columns[4];

@@ -17,11 +17,13 @@
 namespace flat {
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16;
+constexpr int LANES = 16, REGISTERS = 32;
 #elif defined(__AVX__)
-constexpr int LANES = 8;
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
 #else
-constexpr int LANES = 4;
+constexpr int LANES = 4, REGISTERS = 16;
 #endif
 constexpr int64_t BLOCK = 32;              // outputs of a product that are computed together
 constexpr int VECTORS = BLOCK / LANES;     // vectors of a block
@@ -81,12 +83,23 @@ inline Ints widened(Halves x) {
 inline Halves lower_halves(Ints x) {
 #if defined(__AVX512F__)
     return (Halves)_mm512_cvtepi32_epi16((__m512i)x);
+#elif defined(__AVX2__)
+    const __m256i bits = (__m256i)(x & 0xffff);
+    const __m128i low = _mm256_castsi256_si128(bits), high = _mm256_extracti128_si256(bits, 1);
+    return (Halves)_mm_packus_epi32(low, high);
 #else
     return __builtin_convertvector(x, Halves);
 #endif
 }
 
 inline Vec load(const float* from) { return *(const VecAnywhere*)from; }
+// What stays in a register: with AVX2 compilers read it again for every use, which takes longer.
+inline Vec read_once(Vec x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    asm("" : "+x"(x));
+#endif
+    return x;
+}
 inline Vec wide(Halves bfloat16) { return as_floats(widened(bfloat16) << 16); }
 inline Vec load(const Bfloat16* from) { return wide(*(const HalvesAnywhere*)from); }
 
@@ -104,21 +117,21 @@ inline Vec load(const Half* from) {
 }
 
 // The nearest bfloat16, of two equally near ones the even; NaN stays NaN.
-inline Halves rounded_halves(Vec x) {
 #if defined(__AVX512BF16__)
-    return (Halves)_mm512_cvtneps_pbh((__m512)x);
-#endif
-    const Ints bits = as_ints(x), near = bits + 0x7fff + ((bits >> 16) & 1);
-    return lower_halves((x == x ? near >> 16 : all_ints(0x7fc0)) & 0xffff);
-}
+inline Halves rounded_halves(Vec x) { return (Halves)_mm512_cvtneps_pbh((__m512)x); }
 inline Vec rounded(Vec x) { return wide(rounded_halves(x)); }
+#else
+inline Vec rounded(Vec x) {
+    const Ints bits = as_ints(x), near = bits + 0x7fff + ((bits >> 16) & 1);
+    return as_floats((x == x ? near : all_ints(0x7fc00000)) & int32_t(0xffff0000));
+}
+inline Halves rounded_halves(Vec x) { return lower_halves(as_ints(rounded(x)) >> 16); }
+#endif
 inline Vec rounded_if(bool narrow, Vec x) { return narrow ? rounded(x) : x; }
 
 inline void store(float* to, Vec x) { *(VecAnywhere*)to = x; }
 // Of numbers that are rounded already.
-inline void store(Bfloat16* to, Vec x) {
-    *(HalvesAnywhere*)to = lower_halves((as_ints(x) >> 16) & 0xffff);
-}
+inline void store(Bfloat16* to, Vec x) { *(HalvesAnywhere*)to = lower_halves(as_ints(x) >> 16); }
 // Rounds to bfloat16 and stores that; gives it back, too.
 inline Vec store_rounded(Bfloat16* to, Vec x) {
     const Halves near = rounded_halves(x);
@@ -152,6 +165,8 @@ inline void store_some(T* to, Vec x, int64_t n) {
 inline bool any(Ints x) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)x, (__m512i)x);
+#elif defined(__AVX__)
+    return !_mm256_testz_si256((__m256i)x, (__m256i)x);
 #else
     int32_t bits = 0;
     for (int i = 0; i < LANES; i++) bits |= x[i];
@@ -163,6 +178,10 @@ inline bool any(Ints x) {
 inline Vec shuffled(Vec a, Vec b, Ints which) {
 #if defined(__AVX512F__)
     return _mm512_permutex2var_ps(a, (__m512i)which, b);
+#elif defined(__AVX2__)
+    const Vec left = _mm256_permutevar8x32_ps(a, (__m256i)which);
+    const Vec right = _mm256_permutevar8x32_ps(b, (__m256i)which);
+    return which < LANES ? left : right;
 #else
     Vec out;
     for (int i = 0; i < LANES; i++) out[i] = which[i] < LANES ? a[which[i]] : b[which[i] - LANES];
@@ -174,6 +193,10 @@ inline Vec shuffled(Vec a, Vec b, Ints which) {
 inline float sum(Vec x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps(x);
+#elif defined(__AVX__)
+    const __m128 half = _mm256_castps256_ps128(x) + _mm256_extractf128_ps(x, 1);
+    const __m128 quarter = half + _mm_movehl_ps(half, half);
+    return quarter[0] + quarter[1];
 #else
     for (int half = LANES / 2; half; half /= 2)
         for (int i = 0; i < half; i++) x[i] += x[i + half];
@@ -183,6 +206,10 @@ inline float sum(Vec x) {
 inline float largest(Vec x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps(x);
+#elif defined(__AVX__)
+    const __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return quarter[0] > quarter[1] ? quarter[0] : quarter[1];
 #else
     for (int half = LANES / 2; half; half /= 2)
         for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
@@ -230,28 +257,50 @@ inline void transpose(Vec (&square)[LANES]) {
     }
 }
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #define FLAT_FOUR_COLUMNS 1
 
-// Four columns of 16 rows of words, where `row(i)` begins with the first of them: each becomes a vector.
-// By halves of what `transpose` shuffles, as quarters of vectors are put together by loads.
+// Four words of some rows, a quarter of a vector each, where `row(i)` begins with the first of them.
+template <class Row>
+inline Vec quarters(Row row, int i) {
+#if defined(__AVX512F__)
+    __m512 held = _mm512_castps128_ps512(_mm_loadu_ps(row(i)));
+    held = _mm512_insertf32x4(held, _mm_loadu_ps(row(i + 4)), 1);
+    held = _mm512_insertf32x4(held, _mm_loadu_ps(row(i + 8)), 2);
+    return (Vec)_mm512_insertf32x4(held, _mm_loadu_ps(row(i + 12)), 3);
+#else
+    const __m256 held = _mm256_castps128_ps256(_mm_loadu_ps(row(i)));
+    return (Vec)_mm256_insertf128_ps(held, _mm_loadu_ps(row(i + 4)), 1);
+#endif
+}
+
+// Of each quarter words of two vectors in turn, or pairs of words.
+inline InTurn words_in_turn(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return {(Vec)_mm512_unpacklo_ps(a, b), (Vec)_mm512_unpackhi_ps(a, b)};
+#else
+    return {(Vec)_mm256_unpacklo_ps(a, b), (Vec)_mm256_unpackhi_ps(a, b)};
+#endif
+}
+inline InTurn pairs_in_turn(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return {(Vec)_mm512_unpacklo_pd((__m512d)a, (__m512d)b),
+            (Vec)_mm512_unpackhi_pd((__m512d)a, (__m512d)b)};
+#else
+    return {(Vec)_mm256_unpacklo_pd((__m256d)a, (__m256d)b),
+            (Vec)_mm256_unpackhi_pd((__m256d)a, (__m256d)b)};
+#endif
+}
+
+// Four columns of LANES rows of words: each becomes a vector. By halves of what `transpose` shuffles, as
+// quarters of vectors are put together by loads.
 template <class Row>
 inline void four_columns(Row row, Vec (&columns)[4]) {
-    __m512 held[4];  // of four rows each, the first of which is i
-    for (int i = 0; i < 4; i++) {
-        held[i] = _mm512_castps128_ps512(_mm_loadu_ps(row(i)));
-        held[i] = _mm512_insertf32x4(held[i], _mm_loadu_ps(row(i + 4)), 1);
-        held[i] = _mm512_insertf32x4(held[i], _mm_loadu_ps(row(i + 8)), 2);
-        held[i] = _mm512_insertf32x4(held[i], _mm_loadu_ps(row(i + 12)), 3);
-    }
-    const __m512d low[] = {(__m512d)_mm512_unpacklo_ps(held[0], held[1]),
-                           (__m512d)_mm512_unpacklo_ps(held[2], held[3])};
-    const __m512d high[] = {(__m512d)_mm512_unpackhi_ps(held[0], held[1]),
-                            (__m512d)_mm512_unpackhi_ps(held[2], held[3])};
-    columns[0] = (Vec)_mm512_unpacklo_pd(low[0], low[1]);
-    columns[1] = (Vec)_mm512_unpackhi_pd(low[0], low[1]);
-    columns[2] = (Vec)_mm512_unpacklo_pd(high[0], high[1]);
-    columns[3] = (Vec)_mm512_unpackhi_pd(high[0], high[1]);
+    const InTurn one = words_in_turn(quarters(row, 0), quarters(row, 1));
+    const InTurn two = words_in_turn(quarters(row, 2), quarters(row, 3));
+    const InTurn left = pairs_in_turn(one.low, two.low), right = pairs_in_turn(one.high, two.high);
+    columns[0] = left.low, columns[1] = left.high;
+    columns[2] = right.low, columns[3] = right.high;
 }
 #endif
 

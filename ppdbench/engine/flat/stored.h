@@ -131,29 +131,23 @@ void stored_over(int form, const uint32_t* groups, int64_t count, bool narrow,
 // Rows whose sums fit into the registers beside weights that are being unpacked.
 constexpr int MOST_BESIDE = 10;
 
-// Weights of a step of the sum, made of words in the registers.
+// A vector of weights of a step of the sum, made of words in the registers.
 template <class Of, int bits>
-typename Of::Weights unpacked(const Ints (&words)[VECTORS], int k, const Vec (&scales)[VECTORS],
-                              const Vec (&shifts)[VECTORS]) {
-    typename Of::Weights made;
-    for (int j = 0; j < VECTORS; j++) {
-        const Vec first = weight_of<bits>(words[j], k * bits, scales[j], shifts[j]);
-        if constexpr (Of::PAIRED)
-            made.held[j] = (__m512bh)paired(
-                first, weight_of<bits>(words[j], (k + 1) * bits, scales[j], shifts[j]));
-        else
-            made.held[j] = first;
-    }
-    return made;
+typename Of::Factor unpacked(Ints words, int k, Vec scale, Vec shift) {
+    const Vec first = weight_of<bits>(words, k * bits, scale, shift);
+    if constexpr (Of::PAIRED)
+        return (__m512bh)paired(first, weight_of<bits>(words, (k + 1) * bits, scale, shift));
+    else
+        return first;
 }
 
 // `n` rows against a block: weights are unpacked where they are multiplied by. Not inlined, as above.
 template <class Of, int bits, int n>
 __attribute__((noinline)) void rows_beside(int form, const uint32_t* groups, int64_t count,
                                            const typename Of::Row* rows, int64_t stride,
-                                           float* sums) {
+                                           float* to) {
     constexpr int EACH = WORD_BITS / bits, STEP = Of::PAIRED ? 2 : 1;
-    Vec held[n][VECTORS] = {};
+    Vec sums[n][VECTORS] = {};
     for (int64_t g = 0; g < count; g++) {
         Vec scales[VECTORS], shifts[VECTORS];
         const Scales of(form, groups);
@@ -169,14 +163,15 @@ __attribute__((noinline)) void rows_beside(int form, const uint32_t* groups, int
             }
 #pragma GCC unroll 8
             for (int k = 0; k < EACH; k += STEP, rows++) {
-                const auto made = unpacked<Of, bits>(words, k, scales, shifts);
-#pragma GCC unroll 16
-                for (int i = 0; i < n; i++) Of::add(held[i], rows[i * stride], made);
+                typename Of::Factor made[VECTORS];
+                for (int j = 0; j < VECTORS; j++)
+                    made[j] = unpacked<Of, bits>(words[j], k, scales[j], shifts[j]);
+                add_to<Of, n>(sums, [&](int i) { return Of::again(rows[i * stride]); }, made);
             }
         }
     }
     for (int i = 0; i < n; i++)
-        for (int j = 0; j < VECTORS; j++) store(sums + i * BLOCK + j * LANES, held[i][j]);
+        for (int j = 0; j < VECTORS; j++) store(to + i * BLOCK + j * LANES, sums[i][j]);
 }
 
 template <class Of, int bits, int n = MOST_BESIDE>
@@ -201,10 +196,10 @@ void stored_block_over(int form, const uint32_t* groups, int64_t count, bool nar
                        : some_beside<Of, 8>(n, form, groups, count, rows, stride, sums);
 #endif
     if constexpr (MOST_OF_HALVES > 0)
-        if (n > MOST_ROWS)
+        if (n > Of::MOST)
             return stored_over<Of, typename Of::Half, MOST_OF_HALVES>(form, groups, count, narrow,
                                                                       rows, stride, n, sums, room);
-    stored_over<Of, Of, MOST_ROWS>(form, groups, count, narrow, rows, stride, n, sums, room);
+    stored_over<Of, Of, Of::MOST>(form, groups, count, narrow, rows, stride, n, sums, room);
 }
 
 }  // namespace flat
