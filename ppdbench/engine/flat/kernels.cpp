@@ -116,14 +116,21 @@ class Runner : public Work {
         if (by_rows_.empty()) return (this->*step_.run)(*step_.op, unit, thread);
         for (const Step& step : by_rows_) (this->*step.run)(*step.op, unit, thread);
     }
+    int64_t at_once() const override { return by_rows_.empty() && step_.two ? 2 : 1; }
+    void units(int64_t first, int64_t n, int thread) override {
+        if (n == 2 && at_once() == 2) return (this->*step_.two)(*step_.op, first, thread);
+        Work::units(first, n, thread);
+    }
 
    private:
     // A step of an operation.
+    using Runs = void (Runner::*)(const Operation& op, int64_t unit, int thread);
     struct Step {
-        void (Runner::*run)(const Operation& op, int64_t unit, int thread);
+        Runs run;
         int64_t units;
-        int64_t numbers;    // that it works on: how much work it is
-        bool rows = false;  // each unit is a row, which needs no other row's
+        int64_t numbers;     // that it works on: how much work it is
+        bool rows = false;   // each unit is a row, which needs no other row's
+        Runs two = nullptr;  // runs a unit and the next at once, where that takes less time
         const Operation* op = nullptr;
     };
 
@@ -192,7 +199,9 @@ class Runner : public Work {
                     units += blocks(op.products[i].out);
                     numbers += op.products[i].out * op.products[i].in;
                 }
-                return {&op == leaving_ ? &Runner::linear_out : &Runner::linear, units, numbers};
+                const Runs one = &op == leaving_ ? &Runner::linear_out<1> : &Runner::linear<1>;
+                const Runs two = &op == leaving_ ? &Runner::linear_out<2> : &Runner::linear<2>;
+                return {one, units, numbers, false, takes_two(path, narrow_, n) ? two : nullptr};
             }
             case GATED:
                 return {&Runner::gated, blocks(op.products->out),
@@ -390,84 +399,111 @@ class Runner : public Work {
                                 source_of(op, product) * lie.pairs() + lie.at(first);
         products_by_outputs(form, path, groups, pairs, lie, n, sums, own(thread) + SUMS);
     }
+    int64_t deep(const Product& product) const {
+        return narrow_ ? whole_tiles(product.in) : product.in;
+    }
+    // The rows that a product reads, from one on; they are `apart` numbers from each other.
+    const void* rows_of(const Operation& op, const Product& product, int64_t first, int64_t& apart) const {
+        apart = narrow_ ? narrow_stride(op) : buffers_->stride(op.source);
+        if (!narrow_) return buffers_->row(op.source, first) + product.first;
+        const int64_t number = first * apart + source_of(op, product) * deep(product);
+        return narrow_room_.as<char>() + number * narrow_size();
+    }
+    // A block of a product that is not stored otherwise.
+    Block plain_block(const Product& product, int64_t block, float* sums) const {
+        const int64_t size = narrow_ ? sizeof(Bfloat16) : sizeof(float);
+        return {(const char*)product.blob + block * BLOCK * deep(product) * size, sums};
+    }
     // Sums of some rows with a block of a product. Not inlined, so that all is built sooner.
-    __attribute__((noinline)) void multiply(const Operation& op, const Product& product, int64_t block, int64_t first, int64_t n, float* sums,
-                  int thread) {
+    __attribute__((noinline)) void multiply(const Operation& op, const Product& product,
+                                            int64_t block, int64_t first, int64_t n, float* sums,
+                                            int thread) {
         if (product.form & FOR_TILES)
             return multiply_by_outputs(op, product, block, first, n, sums, thread);
-        const int64_t deep = narrow_ ? whole_tiles(product.in) : product.in;
-        int64_t stride = buffers_->stride(op.source);
-        const void* rows;
-        if (narrow_) {
-            stride = narrow_stride(op);
-            rows = narrow_room_.as<char>() +
-                   (first * stride + source_of(op, product) * deep) * narrow_size();
-        } else {
-            rows = buffers_->row(op.source, first) + product.first;
-        }
-        if (product.form != PLAIN) {
-            const int64_t words = deep / GROUP * group_words(int(product.form));
-            return stored_products(int(product.form), path, narrow_,
-                                   (const uint32_t*)product.blob + block * words, deep, rows,
-                                   stride, n, sums, own(thread) + SUMS);
-        }
-        const int64_t size = narrow_ ? sizeof(Bfloat16) : sizeof(float);
-        products(path, narrow_, few_ask[narrow_],
-                 (const char*)product.blob + block * BLOCK * deep * size, deep, rows, stride, n,
-                 sums);
+        int64_t apart;
+        const void* rows = rows_of(op, product, first, apart);
+        if (product.form == PLAIN)
+            return products(path, narrow_, few_ask[narrow_], plain_block(product, block, sums),
+                            deep(product), rows, apart, n);
+        const int64_t words = deep(product) / GROUP * group_words(int(product.form));
+        stored_products(int(product.form), path, narrow_,
+                        (const uint32_t*)product.blob + block * words, deep(product), rows, apart,
+                        n, sums, own(thread) + SUMS);
+    }
+    // The same with a block of another product, or of the same, the sums with which are `others`.
+    void multiply_two(const Operation& op, const Product& one, int64_t block, const Product& two,
+                      int64_t other, int64_t first, int64_t n, float* sums, float* others,
+                      int thread) {
+        int64_t apart;
+        const void* rows = rows_of(op, one, first, apart);
+        if (takes_two(path, narrow_, n) && one.form == PLAIN && two.form == PLAIN &&
+            one.in == two.in && rows == rows_of(op, two, first, apart))
+            return products_of_two(path, narrow_, few_ask[narrow_], plain_block(one, block, sums),
+                                   plain_block(two, other, others), deep(one), rows, apart, n);
+        multiply(op, one, block, first, n, sums, thread);
+        multiply(op, two, other, first, n, others, thread);
     }
     Vec finished(const Product& product, const float* sums, int64_t out) const {
         Vec sum = load(sums);
         if (product.bias) sum = sum + load(product.bias + out);
         return rounded_if(narrow_, sum);
     }
-    template <class Each>  // each(row, sums of the row)
+    template <class Each>  // each(first row, how many, their sums with a block and with another)
     void by_rows(int thread, Each each) {
         for (int64_t first = 0; first < pass_->rows; first += ROWS_OF_SUMS) {
             const int64_t rest = pass_->rows - first;
-            each(first, rest < ROWS_OF_SUMS ? rest : ROWS_OF_SUMS, own(thread));
+            each(first, rest < ROWS_OF_SUMS ? rest : ROWS_OF_SUMS, own(thread),
+                 own(thread) + ROWS_OF_SUMS * BLOCK);
         }
     }
-    // Calls `put(row, at, x, n)` for the numbers that one unit of products makes.
-    template <class Put>
+    // Calls `put(row, at, x, n)` for the numbers that one unit of products makes, or it and the next.
+    template <int count, class Put>
     void linear_by(const Operation& op, const Product& product, int64_t block, int thread, Put put) {
-        const int64_t from = block * BLOCK, left = product.out - from;
-        by_rows(thread, [&](int64_t first, int64_t n, float* sums) {
-            multiply(op, product, block, first, n, sums, thread);
-            for (int64_t i = 0; i < n; i++)
-                by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {
-                    Vec x = finished(product, sums + i * BLOCK + j, from + j);
-                    put(first + i, from + j, x, some);
-                });
+        by_rows(thread, [&](int64_t first, int64_t n, float* sums, float* others) {
+            if (count == 2)
+                multiply_two(op, product, block, product, block + 1, first, n, sums, others, thread);
+            else
+                multiply(op, product, block, first, n, sums, thread);
+            for (int made = 0; made < count; made++) {
+                const int64_t from = (block + made) * BLOCK, left = product.out - from;
+                for (int64_t i = 0; i < n; i++)
+                    by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {
+                        Vec x = finished(product, (made ? others : sums) + i * BLOCK + j, from + j);
+                        put(first + i, from + j, x, some);
+                    });
+            }
         });
     }
+    template <int count>
     void linear(const Operation& op, int64_t unit, int thread) {
         const Product* product = op.products;
-        while (unit >= blocks(product->out)) unit -= blocks(product++->out);
+        int64_t block = unit;
+        while (block >= blocks(product->out)) block -= blocks(product++->out);
+        if (block + count > blocks(product->out)) return Work::units(unit, count, thread);
         auto to = [&](int64_t row, int64_t at) { return buffers_->row(product->target, row) + at; };
         if (!(op.flags & ONTO))
-            return linear_by(op, *product, unit, thread,
-                             [&](int64_t row, int64_t at, Vec x, int64_t n) {
-                                 store_some(to(row, at), x, n);
-                             });
-        linear_by(op, *product, unit, thread, [&](int64_t row, int64_t at, Vec x, int64_t n) {
+            return linear_by<count>(op, *product, block, thread,
+                                    [&](int64_t row, int64_t at, Vec x, int64_t n) {
+                                        store_some(to(row, at), x, n);
+                                    });
+        linear_by<count>(op, *product, block, thread, [&](int64_t row, int64_t at, Vec x, int64_t n) {
             const Vec onto = load_some(buffers_->row(op.other, row) + at, n);
             store_some(to(row, at), rounded_if(narrow_, onto + x), n);
         });
     }
+    template <int count>
     void linear_out(const Operation& op, int64_t unit, int thread) {
         const Operation& leaving = ops_[spans_[n_spans_ - 1].end - 1];
-        linear_by(op, *op.products, unit, thread, [&](int64_t row, int64_t at, Vec x, int64_t n) {
-            put_out(leaving, row, at, x, n, thread);
-        });
+        linear_by<count>(op, *op.products, unit, thread,
+                         [&](int64_t row, int64_t at, Vec x, int64_t n) {
+                             put_out(leaving, row, at, x, n, thread);
+                         });
     }
     void gated(const Operation& op, int64_t unit, int thread) {
         const Product &gate = op.products[0], &up = op.products[1];
         const int64_t from = unit * BLOCK, left = gate.out - from;
-        by_rows(thread, [&](int64_t first, int64_t n, float* sums) {
-            float* others = sums + ROWS_OF_SUMS * BLOCK;
-            multiply(op, gate, unit, first, n, sums, thread);
-            multiply(op, up, unit, first, n, others, thread);
+        by_rows(thread, [&](int64_t first, int64_t n, float* sums, float* others) {
+            multiply_two(op, gate, unit, up, unit, first, n, sums, others, thread);
             for (int64_t i = 0; i < n; i++) {
                 float* to = buffers_->row(gate.target, first + i) + from;
                 by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {

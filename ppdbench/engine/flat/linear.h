@@ -112,6 +112,10 @@ struct Ahead {
     }
     static constexpr int64_t LINE = 128;  // the weights of a step
 };
+// Of weights a little further on; where nobody is to `ask`, what is there all the time is asked for.
+inline Ahead ahead_of(const void* weights, bool ask, const void* there) {
+    return ask ? Ahead{(const char*)weights + AHEAD, Ahead::LINE} : Ahead{(const char*)there, 0};
+}
 
 // Onto the sums of `n` rows a number of each, times weights.
 template <class Of, int n, class Number>
@@ -179,6 +183,33 @@ Ahead some_over(int count, const typename Of::Weight* weights, int64_t steps, Ah
     return rows_over<Of, n, far>(weights, steps, ahead, afresh, rows, stride, sums);
 }
 
+// `n` rows against all steps of two blocks.
+template <class Of, int n>
+__attribute__((noinline)) void rows_over_two(const Block& one, const Block& two, int64_t steps,
+                                             bool ask, const typename Of::Row* rows, int64_t stride) {
+    const auto *left = (const typename Of::Weight*)one.weights;
+    const auto *right = (const typename Of::Weight*)two.weights;
+    Ahead before_left = ahead_of(left, ask, one.sums), before_right = ahead_of(right, ask, two.sums);
+    Vec sums[2][n][Of::WIDTH] = {};
+    for (int64_t k = 0; k < steps; k++) {
+        before_left.ask<true, false>(), before_right.ask<true, false>();
+        step_over<Of, n>(sums[0], left + k * Of::STEP, rows + k * Of::NUMBERS, stride);
+        step_over<Of, n>(sums[1], right + k * Of::STEP, rows + k * Of::NUMBERS, stride);
+    }
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < Of::WIDTH; j++) {
+            store(one.sums + i * BLOCK + j * LANES, sums[0][i][j]);
+            store(two.sums + i * BLOCK + j * LANES, sums[1][i][j]);
+        }
+}
+template <class Of, int n = MOST_WITH_TWO>
+void two_blocks_over(const Block& one, const Block& two, int64_t steps, bool ask,
+                     const typename Of::Row* rows, int64_t stride, int64_t count) {
+    if constexpr (n > 1)
+        if (count < n) return two_blocks_over<Of, n - 1>(one, two, steps, ask, rows, stride, count);
+    if constexpr (n > 0) rows_over_two<Of, n>(one, two, steps, ask, rows, stride);
+}
+
 // Any number of rows: in groups of nearly one size, part after part of the block, all its columns
 // at once or a `Share` of them. Each asks for its share of the next part, so that memory sends all
 // the time; few rows that fit into one group do so if told to.
@@ -189,9 +220,7 @@ void parts_over(const typename Of::Weight* weights, int64_t steps, const typenam
     constexpr int64_t COLUMNS = BLOCK * Share::WIDTH / Of::WIDTH;
     constexpr bool whole = COLUMNS == BLOCK, many = whole && most > MANY_ROWS;
     if (whole && n <= most) {
-        // Where they are not to ask, they ask for what is there all the time.
-        const Ahead ahead = few_ask || n > Of::FEW ? Ahead{(const char*)weights + AHEAD, Ahead::LINE}
-                                                   : Ahead{(const char*)sums, 0};
+        const Ahead ahead = ahead_of(weights, few_ask || n > Of::FEW, sums);
         some_over<Share, most, true>(int(n), weights, steps, ahead, true, rows, stride, sums);
         return;
     }

@@ -59,6 +59,11 @@ class Work {
     // Finds the next job; does itself what is not worth sharing. The number of units, 0 at the end.
     virtual int64_t next() = 0;
     virtual void unit(int64_t unit, int thread) = 0;
+    // Units of this job that a thread should take together, and such as follow each other.
+    virtual int64_t at_once() const { return 1; }
+    virtual void units(int64_t first, int64_t n, int thread) {
+        for (int64_t i = first; i < first + n; i++) unit(i, thread);
+    }
 };
 
 inline void pause_a_little() {
@@ -122,6 +127,7 @@ class Pool {
             over_.store(true);
         } else {
             left_.store(units);
+            at_once_.store(work_->at_once());
             const int n = threads();
             for (int i = 0; i < n; i++)
                 shares_[i].units.store(packed(units * i / n, units * (i + 1) / n));
@@ -137,18 +143,23 @@ class Pool {
         wake_.notify_all();
     }
 
-    // A thread takes its own units from the front, those of others from the back. What has been
-    // taken belongs to the job that is on: no other begins before it is done.
-    bool take(int self, int64_t& unit) {
+    // Units that follow each other.
+    struct Taken {
+        int64_t first, n;
+    };
+    // A thread takes its own units from the front, perhaps some at once, those of others from the back.
+    // What has been taken belongs to the job that is on: no other begins before it is done.
+    bool take(int self, Taken& taken) {
         const int n = threads();
         for (int i = 0; i < n; i++) {
             auto& share = shares_[(self + i) % n].units;
             uint64_t seen = share.load();
             while ((seen >> 32) < (seen & 0xffffffff)) {
-                uint64_t first = seen >> 32, end = seen & 0xffffffff;
-                uint64_t rest = i == 0 ? packed(first + 1, end) : packed(first, end - 1);
-                if (share.compare_exchange_weak(seen, rest)) {
-                    unit = i == 0 ? first : end - 1;
+                const int64_t first = seen >> 32, end = seen & 0xffffffff, most = at_once_.load();
+                const int64_t some = i > 0 ? 1 : end - first < most ? end - first : most;
+                if (share.compare_exchange_weak(
+                        seen, i == 0 ? packed(first + some, end) : packed(first, end - some))) {
+                    taken = {i == 0 ? first : end - some, some};
                     return true;
                 }
             }
@@ -158,14 +169,14 @@ class Pool {
 
     template <class Done>
     void help(int self, Done done) {
-        int64_t unit;
+        Taken taken;
         while (!done()) {
             uint32_t heard = news_.load();
-            if (take(self, unit)) {
+            if (take(self, taken)) {
                 do {
-                    work_->unit(unit, self);
-                    if (left_.fetch_sub(1) == 1) advance();
-                } while (take(self, unit));
+                    work_->units(taken.first, taken.n, self);
+                    if (left_.fetch_sub(taken.n) == taken.n) advance();
+                } while (take(self, taken));
             } else if (!done()) {
                 wait(heard);
             }
@@ -202,6 +213,7 @@ class Pool {
     Work* work_ = nullptr;
     Share shares_[MOST_THREADS];
     alignas(LINE) std::atomic<int64_t> left_{0};
+    std::atomic<int64_t> at_once_{1};
     alignas(LINE) std::atomic<uint32_t> news_{0};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> over_{true}, stop_{false};

@@ -6,34 +6,45 @@
 
 namespace flat {
 
-void products(int path, bool narrow, bool few_ask, const void* weights, int64_t deep,
-              const void* rows, int64_t stride, int64_t n, float* sums) {
-    if (!narrow)
-        return block_over<OfFloats>((const float*)weights, deep, (const float*)rows, stride, n,
-                                    sums, few_ask);
-    if (is_tiled(path))
+// Calls `each` with the kind of numbers that are multiplied, how many steps a sum has, and how many of a
+// row's numbers there are from row to row.
+template <class Each>
+static void by_kind(int path, bool narrow, int64_t deep, int64_t stride, Each each) {
+    if (!narrow) return each(OfFloats{}, deep, stride);
+    if (path == VECTORS_ONLY) return each(OfPairs{}, deep / 2, stride);
+    each(OfPairsAtOnce{}, deep / 2, OfPairsAtOnce::PAIRED ? stride / 2 : stride);
+}
+
+void products(int path, bool narrow, bool few_ask, const Block& block, int64_t deep,
+              const void* rows, int64_t stride, int64_t n) {
+    if (narrow && is_tiled(path))
         return with_tiles(path, [&](auto& tiles) {
-            tiled_block_over(tiles, (const Bfloat16*)weights, deep, (const Bfloat16*)rows, stride, n,
-                             sums);
+            tiled_block_over(tiles, (const Bfloat16*)block.weights, deep, (const Bfloat16*)rows,
+                             stride, n, block.sums);
         });
-    if (path == VECTORS_ONLY)
-        return block_over<OfPairs>((const uint32_t*)weights, deep / 2, (const float*)rows, stride,
-                                   n, sums, few_ask);
-    block_over<OfPairsAtOnce>((const uint32_t*)weights, deep / 2,
-                              (const OfPairsAtOnce::Row*)rows, stride / 2, n, sums, few_ask);
+    by_kind(path, narrow, deep, stride, [&](auto of, int64_t steps, int64_t apart) {
+        using Of = decltype(of);
+        block_over<Of>((const typename Of::Weight*)block.weights, steps,
+                       (const typename Of::Row*)rows, apart, n, block.sums, few_ask);
+    });
+}
+
+void products_of_two(int path, bool narrow, bool few_ask, const Block& one, const Block& two,
+                     int64_t deep, const void* rows, int64_t stride, int64_t n) {
+    by_kind(path, narrow, deep, stride, [&](auto of, int64_t steps, int64_t apart) {
+        using Of = decltype(of);
+        two_blocks_over<Of>(one, two, steps, few_ask || n > Of::FEW, (const typename Of::Row*)rows,
+                            apart, n);
+    });
 }
 
 void stored_products(int form, int path, bool narrow, const uint32_t* groups, int64_t deep,
                      const void* rows, int64_t stride, int64_t n, float* sums, float* room) {
-    const int64_t count = deep / GROUP;
-    if (!narrow)
-        return stored_block_over<OfFloats>(form, groups, count, false, (const float*)rows, stride, n,
-                                           sums, room);
-    if (path == VECTORS_ONLY)
-        return stored_block_over<OfPairs>(form, groups, count, true, (const float*)rows, stride, n,
-                                          sums, room);
-    stored_block_over<OfPairsAtOnce>(form, groups, count, true, (const OfPairsAtOnce::Row*)rows,
-                                     stride / 2, n, sums, room);
+    by_kind(path, narrow, deep, stride, [&](auto of, int64_t, int64_t apart) {
+        using Of = decltype(of);
+        stored_block_over<Of>(form, groups, deep / GROUP, narrow, (const typename Of::Row*)rows,
+                              apart, n, sums, room);
+    });
 }
 
 void products_by_outputs(int form, int path, const uint32_t* groups, const uint32_t* pairs,

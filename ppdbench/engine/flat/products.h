@@ -45,10 +45,31 @@ inline int64_t group_words(int form) {
 // The floats that a thread unpacks into.
 constexpr int64_t UNPACKED_FLOATS = AT_ONCE * GROUP * BLOCK;
 
+// Rows that meet two blocks at once: memory sends two streams sooner than one after the other. No more
+// than registers hold all sums of.
+#if defined(__AVX512F__)
+constexpr int64_t MOST_WITH_TWO = 4;
+#else
+constexpr int64_t MOST_WITH_TWO = 4 * VECTORS <= REGISTERS ? 1 : 0;
+#endif
+inline bool takes_two(int path, bool narrow, int64_t n) {
+    return n <= MOST_WITH_TWO && !(narrow && is_tiled(path));
+}
+
+// A block of weights, and where its sums with rows go.
+struct Block {
+    const void* weights;
+    float* sums;
+};
+
 // Rows and weights are float32, or bfloat16 with `deep` a multiple of 32; what rows are then, the
 // path says. `few_ask`: few rows ask memory for weights ahead as many do.
-void products(int path, bool narrow, bool few_ask, const void* weights, int64_t deep,
-              const void* rows, int64_t stride, int64_t n, float* sums);
+void products(int path, bool narrow, bool few_ask, const Block& block, int64_t deep,
+              const void* rows, int64_t stride, int64_t n);
+
+// The same of two blocks, where the path `takes_two`.
+void products_of_two(int path, bool narrow, bool few_ask, const Block& one, const Block& two,
+                     int64_t deep, const void* rows, int64_t stride, int64_t n);
 
 // As `products`, over a block of stored weights; `room` has UNPACKED_FLOATS.
 void stored_products(int form, int path, bool narrow, const uint32_t* groups, int64_t deep,

@@ -17,9 +17,27 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     "a wrong tail column": (
         "kernels.cpp",
         "by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {\n"
-        "                    Vec x = finished(product",
+        "                        Vec x = finished(product",
         "by_vectors(left < BLOCK ? left - 1 : BLOCK, [&](int64_t j, int64_t some) {\n"
-        "                    Vec x = finished(product",
+        "                        Vec x = finished(product",
+        (torch.float32, torch.bfloat16),
+    ),
+    "the first of two blocks again": (
+        "linear.h",
+        "step_over<Of, n>(sums[1], right + k",
+        "step_over<Of, n>(sums[1], left + k",
+        (torch.float32, torch.bfloat16),
+    ),
+    "a block in the place of the next": (
+        "kernels.cpp",
+        "product, block + 1, first",
+        "product, block, first",
+        (torch.float32, torch.bfloat16),
+    ),
+    "sums of two blocks in each other's place": (
+        "kernels.cpp",
+        "(made ? others : sums)",
+        "(made ? sums : others)",
         (torch.float32, torch.bfloat16),
     ),
     "stale sums of a row": (
