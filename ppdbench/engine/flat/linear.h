@@ -14,24 +14,32 @@ namespace flat {
 constexpr int64_t AHEAD = 8192;
 // Of a block, what several groups of rows read in turn: of few rows each, that stays in the nearest
 // cache, of many, in the next.
-constexpr int64_t PASS_BYTES = 8192, LONG_PASS_BYTES = 65536;
-// The same where it is columns that are read in turn: the second half waits for memory no more.
+constexpr int64_t PASS_BYTES = 16384, LONG_PASS_BYTES = 65536;
+// The same where it is columns that are read in turn: soon the second half waits for memory no more.
 constexpr int64_t FEW_BYTES = 2048;
 
-// Rows whose sums with a whole block are held in the registers, beside weights that are widened, and with
-// half of a block: no more than fit, nor than two groups of half as many are faster for.
+// Rows whose sums with a whole block are held in the registers, beside weights that are widened, with half
+// of a block and with two: no more than fit, nor than two groups of half as many are faster for.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS = 10, MOST_WIDENED = 10, MOST_OF_HALVES = 0;
+constexpr int MOST_ROWS = 10, MOST_WIDENED = 10, MOST_OF_HALVES = 0, MOST_OF_TWO = 4;
 #elif defined(__aarch64__)
-constexpr int MOST_ROWS = 3, MOST_WIDENED = 3, MOST_OF_HALVES = 0;
+constexpr int MOST_ROWS = 3, MOST_WIDENED = 3, MOST_OF_HALVES = 0, MOST_OF_TWO = 1;
 #elif defined(__AVX__)
-constexpr int MOST_ROWS = 3, MOST_WIDENED = 2, MOST_OF_HALVES = 6;
+constexpr int MOST_ROWS = 3, MOST_WIDENED = 2, MOST_OF_HALVES = 6, MOST_OF_TWO = 1;
 #else
-constexpr int MOST_ROWS = 1, MOST_WIDENED = 1, MOST_OF_HALVES = 0;
+constexpr int MOST_ROWS = 1, MOST_WIDENED = 1, MOST_OF_HALVES = 0, MOST_OF_TWO = 0;
 #endif
 
+// Steps of one block before it is another's turn, and rows for which there are turns: more compute enough
+// meanwhile.
+constexpr int64_t TURN = 8;
+template <class Of>
+constexpr int most_with_two() {
+    return Of::MOST < 4 ? Of::MOST : 4;
+}
+
 // So many keep the nearest cache busy: weights ahead are asked into the next.
-constexpr int MANY_ROWS = 5;
+constexpr int MANY_ROWS = 5, ANY_ROWS = 1, NO_ROWS = 1 << 10;
 
 // Rows of float32 against weights of float32: a block of them, or its first `count` vectors.
 template <int count>
@@ -172,42 +180,15 @@ __attribute__((noinline)) Ahead rows_over(const typename Of::Weight* weights, in
     return ahead;
 }
 
-template <class Of, int n, bool next>
+// The same for some number of rows up to `n`; from so many on they are `many`.
+template <class Of, int n, int many>
 Ahead some_over(int count, const typename Of::Weight* weights, int64_t steps, Ahead ahead,
                 bool afresh, const typename Of::Row* rows, int64_t stride, float* sums) {
     if constexpr (n > 1)
         if (count < n)
-            return some_over<Of, n - 1, next>(count, weights, steps, ahead, afresh, rows, stride,
-                                               sums);
-    constexpr bool far = next && n >= MANY_ROWS;
-    return rows_over<Of, n, far>(weights, steps, ahead, afresh, rows, stride, sums);
-}
-
-// `n` rows against all steps of two blocks.
-template <class Of, int n>
-__attribute__((noinline)) void rows_over_two(const Block& one, const Block& two, int64_t steps,
-                                             bool ask, const typename Of::Row* rows, int64_t stride) {
-    const auto *left = (const typename Of::Weight*)one.weights;
-    const auto *right = (const typename Of::Weight*)two.weights;
-    Ahead before_left = ahead_of(left, ask, one.sums), before_right = ahead_of(right, ask, two.sums);
-    Vec sums[2][n][Of::WIDTH] = {};
-    for (int64_t k = 0; k < steps; k++) {
-        before_left.ask<true, false>(), before_right.ask<true, false>();
-        step_over<Of, n>(sums[0], left + k * Of::STEP, rows + k * Of::NUMBERS, stride);
-        step_over<Of, n>(sums[1], right + k * Of::STEP, rows + k * Of::NUMBERS, stride);
-    }
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < Of::WIDTH; j++) {
-            store(one.sums + i * BLOCK + j * LANES, sums[0][i][j]);
-            store(two.sums + i * BLOCK + j * LANES, sums[1][i][j]);
-        }
-}
-template <class Of, int n = MOST_WITH_TWO>
-void two_blocks_over(const Block& one, const Block& two, int64_t steps, bool ask,
-                     const typename Of::Row* rows, int64_t stride, int64_t count) {
-    if constexpr (n > 1)
-        if (count < n) return two_blocks_over<Of, n - 1>(one, two, steps, ask, rows, stride, count);
-    if constexpr (n > 0) rows_over_two<Of, n>(one, two, steps, ask, rows, stride);
+            return some_over<Of, n - 1, many>(count, weights, steps, ahead, afresh, rows, stride,
+                                              sums);
+    return rows_over<Of, n, n >= many>(weights, steps, ahead, afresh, rows, stride, sums);
 }
 
 // Any number of rows: in groups of nearly one size, part after part of the block, all its columns
@@ -218,14 +199,16 @@ void parts_over(const typename Of::Weight* weights, int64_t steps, const typenam
                 int64_t stride, int64_t n, float* sums, bool few_ask) {
     static_assert(Of::STEP * sizeof(*weights) == Ahead::LINE);
     constexpr int64_t COLUMNS = BLOCK * Share::WIDTH / Of::WIDTH;
-    constexpr bool whole = COLUMNS == BLOCK, many = whole && most > MANY_ROWS;
+    constexpr bool whole = COLUMNS == BLOCK;
     if (whole && n <= most) {
         const Ahead ahead = ahead_of(weights, few_ask || n > Of::FEW, sums);
-        some_over<Share, most, true>(int(n), weights, steps, ahead, true, rows, stride, sums);
+        some_over<Share, most, MANY_ROWS>(int(n), weights, steps, ahead, true, rows, stride, sums);
         return;
     }
     const int64_t groups = (n + most - 1) / most, turns = groups * (BLOCK / COLUMNS);
-    const int64_t bytes = many ? LONG_PASS_BYTES : groups == 1 ? FEW_BYTES : PASS_BYTES;
+    const bool is_soon = groups == 1 && Of::NUMBERS == 1;
+    const int64_t bytes = most > MANY_ROWS && whole ? LONG_PASS_BYTES : is_soon ? FEW_BYTES : PASS_BYTES;
+    const auto over = groups == 1 ? some_over<Share, most, NO_ROWS> : some_over<Share, most, ANY_ROWS>;
     const int64_t parts = (steps * Ahead::LINE + bytes - 1) / bytes;
     const int64_t part = (steps + parts - 1) / parts;  // of nearly one size, too
     for (int64_t first = 0; first < steps; first += part) {
@@ -236,8 +219,8 @@ void parts_over(const typename Of::Weight* weights, int64_t steps, const typenam
             const int64_t i = n * g / groups, count = n * (g + 1) / groups - i;
             const auto* some_rows = rows + i * stride + first * Of::NUMBERS;
             for (int64_t at = 0; at < BLOCK; at += COLUMNS)
-                ahead = some_over<Share, most, many>(int(count), here + at, some, ahead, first == 0,
-                                                     some_rows, stride, sums + i * BLOCK + at);
+                ahead = over(int(count), here + at, some, ahead, first == 0, some_rows, stride,
+                             sums + i * BLOCK + at);
         }
     }
 }
@@ -252,6 +235,56 @@ void block_over(const typename Of::Weight* weights, int64_t steps, const typenam
             return parts_over<Of, typename Of::Half, MOST_OF_HALVES>(weights, steps, rows, stride,
                                                                      n, sums, few_ask);
     parts_over<Of, Of, Of::MOST>(weights, steps, rows, stride, n, sums, few_ask);
+}
+
+// `n` rows against two blocks at once.
+template <class Of, int n>
+__attribute__((noinline)) void rows_over_two(const Block& one, const Block& two, int64_t steps,
+                                             Ahead of_one, Ahead of_two,
+                                             const typename Of::Row* rows, int64_t stride) {
+    const auto* left = (const typename Of::Weight*)one.weights;
+    const auto* right = (const typename Of::Weight*)two.weights;
+    Vec sums[2][n][Of::WIDTH] = {};
+    for (int64_t k = 0; k < steps; k++) {
+        of_one.ask<true, false>(), of_two.ask<true, false>();
+        step_over<Of, n>(sums[0], left + k * Of::STEP, rows + k * Of::NUMBERS, stride);
+        step_over<Of, n>(sums[1], right + k * Of::STEP, rows + k * Of::NUMBERS, stride);
+    }
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < Of::WIDTH; j++) {
+            store(one.sums + i * BLOCK + j * LANES, sums[0][i][j]);
+            store(two.sums + i * BLOCK + j * LANES, sums[1][i][j]);
+        }
+}
+template <class Of, int n>
+void some_over_two(int64_t count, const Block& one, const Block& two, int64_t steps, Ahead of_one,
+                   Ahead of_two, const typename Of::Row* rows, int64_t stride) {
+    if constexpr (n > 1)
+        if (count < n)
+            return some_over_two<Of, n - 1>(count, one, two, steps, of_one, of_two, rows, stride);
+    rows_over_two<Of, n>(one, two, steps, of_one, of_two, rows, stride);
+}
+
+// Few rows against two blocks, at once or by turns: to the processor each is a stream of its own, and it
+// fetches two sooner than one after the other.
+template <class Of>
+void two_blocks_over(const Block& one, const Block& two, int64_t steps,
+                     const typename Of::Row* rows, int64_t stride, int64_t n, bool few_ask) {
+    const bool ask = few_ask || n > Of::FEW;
+    Ahead ahead[] = {ahead_of(one.weights, ask, one.sums), ahead_of(two.weights, ask, two.sums)};
+    if constexpr (MOST_OF_TWO > 0)
+        if (n <= MOST_OF_TWO)
+            return some_over_two<Of, MOST_OF_TWO>(n, one, two, steps, ahead[0], ahead[1], rows,
+                                                  stride);
+    if constexpr (MOST_OF_TWO < most_with_two<Of>())
+        for (int64_t first = 0; first < steps; first += TURN)
+            for (int i = 0; i < 2; i++) {
+                const Block& block = i ? two : one;
+                const auto* weights = (const typename Of::Weight*)block.weights + first * Of::STEP;
+                ahead[i] = some_over<Of, most_with_two<Of>(), NO_ROWS>(
+                    int(n), weights, first + TURN < steps ? TURN : steps - first, ahead[i],
+                    first == 0, rows + first * Of::NUMBERS, stride, block.sums);
+            }
 }
 
 // Any number of rows, 16 at a time. One such group asks for weights a little ahead; of several, which

@@ -29,12 +29,20 @@ void products(int path, bool narrow, bool few_ask, const Block& block, int64_t d
     });
 }
 
+bool takes_two(int path, bool narrow, int64_t n) {
+    if (narrow && is_tiled(path)) return false;
+    bool found = false;
+    by_kind(path, narrow, 0, 0, [&](auto of, int64_t, int64_t) {
+        found = n <= most_with_two<decltype(of)>();
+    });
+    return found;
+}
+
 void products_of_two(int path, bool narrow, bool few_ask, const Block& one, const Block& two,
                      int64_t deep, const void* rows, int64_t stride, int64_t n) {
     by_kind(path, narrow, deep, stride, [&](auto of, int64_t steps, int64_t apart) {
         using Of = decltype(of);
-        two_blocks_over<Of>(one, two, steps, few_ask || n > Of::FEW, (const typename Of::Row*)rows,
-                            apart, n);
+        two_blocks_over<Of>(one, two, steps, (const typename Of::Row*)rows, apart, n, few_ask);
     });
 }
 

@@ -45,17 +45,6 @@ inline int64_t group_words(int form) {
 // The floats that a thread unpacks into.
 constexpr int64_t UNPACKED_FLOATS = AT_ONCE * GROUP * BLOCK;
 
-// Rows that meet two blocks at once: memory sends two streams sooner than one after the other. No more
-// than registers hold all sums of.
-#if defined(__AVX512F__)
-constexpr int64_t MOST_WITH_TWO = 4;
-#else
-constexpr int64_t MOST_WITH_TWO = 4 * VECTORS <= REGISTERS ? 1 : 0;
-#endif
-inline bool takes_two(int path, bool narrow, int64_t n) {
-    return n <= MOST_WITH_TWO && !(narrow && is_tiled(path));
-}
-
 // A block of weights, and where its sums with rows go.
 struct Block {
     const void* weights;
@@ -67,7 +56,8 @@ struct Block {
 void products(int path, bool narrow, bool few_ask, const Block& block, int64_t deep,
               const void* rows, int64_t stride, int64_t n);
 
-// The same of two blocks, where the path `takes_two`.
+// True if so few rows meet two blocks sooner together than one after the other; and both their products.
+bool takes_two(int path, bool narrow, int64_t n);
 void products_of_two(int path, bool narrow, bool few_ask, const Block& one, const Block& two,
                      int64_t deep, const void* rows, int64_t stride, int64_t n);
 

@@ -118,7 +118,7 @@ void stored_over(int form, const uint32_t* groups, int64_t count, bool narrow,
             const int64_t i = n * g / row_groups, held = n * (g + 1) / row_groups - i;
             const auto* some_rows = rows + i * stride + first * steps * Of::NUMBERS;
             for (int64_t at = 0; at < BLOCK; at += COLUMNS)
-                some_over<Share, most, false>(int(held), weights + at, some * steps,
+                some_over<Share, most, NO_ROWS>(int(held), weights + at, some * steps,
                                               Ahead{(char*)room, 0}, first == 0, some_rows, stride,
                                               sums + i * BLOCK + at);
         }
