@@ -249,7 +249,7 @@ def compare(
     parted: list[int | None] = []
     for number in range(rounds):
         report("greedy against generate()", number, rounds)
-        speeds.append(measure_bandwidth(staged.device) if bandwidth is None else bandwidth)
+        speeds.append(bandwidth or measure_bandwidth(staged.device, staged.readers))
         one, parted = _one_round(greedy, generate, prompts, greedy_first=number % 2 == 0)
         done.append(one)
     report("greedy against generate()", rounds, rounds)

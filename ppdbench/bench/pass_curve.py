@@ -194,7 +194,9 @@ def time_curve(
         for number in range(rounds):
             if progress is not None:
                 progress("timing passes", number, rounds)
-            speeds.append(bandwidth or measure_bandwidth(staged.device, BANDWIDTH_S))
+            speeds.append(
+                bandwidth or measure_bandwidth(staged.device, staged.readers, BANDWIDTH_S)
+            )
             forward = number % 2 == 0
             for size in sizes if forward else sizes[::-1]:
                 for side in range(len(sides))[:: 1 if forward else -1]:

@@ -213,7 +213,7 @@ def run_decode(
         bandwidth = None
         if config.profile:
             to.report("measuring bandwidth", 0, None)
-            bandwidth = measure_bandwidth(loaded.staged.device)
+            bandwidth = measure_bandwidth(loaded.staged.device, loaded.staged.readers)
         # What capturing and measuring took is no part of decoding.
         forget_peak_memory(loaded.staged.device)
         interleaved = Interleaved(

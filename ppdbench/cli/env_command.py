@@ -153,7 +153,7 @@ def _machine(device: torch.device, needs: dict[str, Any] | None) -> MeasuredHere
     from ppdbench.machine.bandwidth import measure_bandwidth
     from ppdbench.report.memory_tables import memory_sheets
 
-    speed = measure_bandwidth(device, BANDWIDTH_SECONDS)
+    speed = measure_bandwidth(device, seconds=BANDWIDTH_SECONDS)
     sheets = [_bandwidth_sheet(str(device), speed)]
     content = {"device": str(device), "bandwidth_bytes_per_s": speed}
     if needs is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from ppdbench.engine.adapters import Adapter, Rotary
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.flat.choice import EAGER, lay_out
 from ppdbench.engine.flat.latent import copied_bytes
+from ppdbench.engine.flat.native import loaded
 from ppdbench.engine.flat.parts import FlatParts
 from ppdbench.engine.flat.passes import FlatPasses
 from ppdbench.engine.graphs import Graphs
@@ -203,6 +204,11 @@ class StagedModel:
         if tap is None or device == self.device:
             return tap
         return lambda layer, hidden: tap(layer, hidden.to(self.device))
+
+    @property
+    def readers(self) -> list[Callable[[Tensor], object]]:
+        """Ways to read memory as passes of this model do, where that is not through torch."""
+        return [] if self.flat is None else [loaded().sum]
 
     def _stretch(
         self,

@@ -8,7 +8,7 @@ median speed, is the roof that decoding is held against.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 import torch
@@ -25,20 +25,23 @@ SMALLEST_BUFFER_BYTES = 16 << 20
 COLUMNS = 4096
 LEAST_REPEATS = 3
 
-Kernel = Callable[[Tensor], Tensor]
+Kernel = Callable[[Tensor], object]
 
 
-def measure_bandwidth(device: torch.device, seconds: float = 1.0) -> float:
+def measure_bandwidth(
+    device: torch.device, others: Sequence[Kernel] = (), seconds: float = 1.0
+) -> float:
     """Sustained read bandwidth in bytes per second; takes about `seconds`, a buffer's fill aside.
 
-    Uses at most a quarter of the memory that is available.
+    `others` read the buffer besides torch's kernels. Uses at most a quarter of the memory that is
+    available.
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds}; use more than 0")
     buffer = torch.ones(_buffer_bytes(device) // (4 * COLUMNS), COLUMNS, device=device)
     if device.type == "cpu":
         enlarge([span(buffer)])  # as weights are
-    kernels = _kernels(device)
+    kernels = [*_kernels(device), *others]
     return max(_speed(kernel, buffer, seconds / len(kernels)) for kernel in kernels)
 
 

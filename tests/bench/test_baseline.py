@@ -155,7 +155,7 @@ def test_order_alternates_between_rounds(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_compare_with_generate_loads_both_and_tells_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ppdbench.bench.baseline.measure_bandwidth", lambda _device: 2.0)
+    monkeypatch.setattr("ppdbench.bench.baseline.measure_bandwidth", lambda *_: 2.0)
     told: list[tuple[str, int, int | None]] = []
     quiet()
     report = compare_with_generate(

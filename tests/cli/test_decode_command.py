@@ -433,7 +433,7 @@ def test_a_resumed_run_prints_what_it_printed_and_what_its_report_does(
 ) -> None:
     found = []
     for number, speed in enumerate((1e10, 3e10)):
-        monkeypatch.setattr("ppdbench.bench.runner.measure_bandwidth", lambda _, it=speed: it)
+        monkeypatch.setattr("ppdbench.bench.runner.measure_bandwidth", lambda *_, it=speed: it)
         found.append(parsed(capsys, "--profile", "--out", "run", *["--resume"] * number))
     assert found[0]["profile"]["bandwidth_bytes_per_s"] == 1e10
     assert run(["report", "run", "--format", "json"]) == 0

@@ -23,7 +23,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppdbench.machine.bandwidth.measure_bandwidth", lambda *_: 1e10)
+    monkeypatch.setattr("ppdbench.machine.bandwidth.measure_bandwidth", lambda *_, **__: 1e10)
     monkeypatch.setattr("ppdbench.bench.baseline.measure_bandwidth", lambda *_: 1e10)
     monkeypatch.setattr("ppdbench.bench.pass_curve.measure_bandwidth", lambda *_: 1e10)
 

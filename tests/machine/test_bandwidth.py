@@ -57,6 +57,13 @@ def test_the_fastest_kernel_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bandwidth.measure_bandwidth(CPU) == 7.0
 
 
+def test_other_ways_to_read_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    available(monkeypatch, 64 << 20)
+    monkeypatch.setattr(bandwidth, "_speed", lambda kernel, *_: 9.0 if kernel is len else 1.0)
+    assert bandwidth.measure_bandwidth(CPU) == 1.0
+    assert bandwidth.measure_bandwidth(CPU, [len]) == 9.0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_bandwidth_of_a_gpu_is_above_that_of_any_cpu() -> None:

@@ -861,6 +861,43 @@ class PackingInPlace : public flat::Work {
     std::atomic<bool> same_{true};
 };
 
+// Adds numbers up, which takes what reading them does: each thread reads two streams, as a product of one
+// row does.
+class Reading : public flat::Work {
+   public:
+    Reading(const float* from, int64_t n) : from_(from), n_(n) {}
+    int64_t next() override {
+        const bool first = !begun_;
+        begun_ = true;
+        return first ? (n_ + PIECE - 1) / PIECE : 0;
+    }
+    void unit(int64_t unit, int) override {
+        using namespace flat;
+        const float* from = from_ + unit * PIECE;
+        const int64_t n = n_ - unit * PIECE < PIECE ? n_ - unit * PIECE : PIECE;
+        const int64_t half = n / (4 * LANES) * 2 * LANES;
+        Vec sums[4] = {};
+        for (int64_t i = 0; i < half; i += 2 * LANES)
+            for (int j = 0; j < 4; j++)
+                sums[j] = sums[j] + load(from + i + j / 2 * half + j % 2 * LANES);
+        by_vectors(n - 2 * half, [&](int64_t i, int64_t some) {
+            sums[0] = sums[0] + load_some(from + 2 * half + i, some);
+        });
+        std::lock_guard<std::mutex> guard(mutex_);
+        total_ += sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    }
+    double total() const { return total_; }
+
+   private:
+    static constexpr int64_t PIECE = 1 << 16;
+
+    const float* const from_;
+    const int64_t n_;
+    bool begun_ = false;
+    std::mutex mutex_;
+    double total_ = 0;
+};
+
 template <class T>
 int pack_in_place(void* rows, int64_t out, int64_t in, int threads) {
     auto& pool = shared->threads(threads);
@@ -928,6 +965,14 @@ int flat_pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step,
 int flat_pack_in_place(void* rows, int64_t out, int64_t in, int narrow, int threads) {
     std::lock_guard<std::mutex> guard(shared->one_at_a_time);
     return (narrow ? pack_in_place<Bfloat16> : pack_in_place<float>)(rows, out, in, threads);
+}
+
+// The sum of some numbers.
+double flat_sum(const float* from, int64_t n, int threads) {
+    std::lock_guard<std::mutex> guard(shared->one_at_a_time);
+    Reading reading(from, n);
+    shared->threads(threads).run(reading);
+    return reading.total();
 }
 
 void* flat_buffers(const int64_t* widths, int count) {

@@ -132,6 +132,7 @@ class Library:
         self._blob_numbers = self._function("flat_blob_numbers", c_int64, "llw")
         self._pack = self._function("flat_pack", ctypes.c_int, "ppllllwww")
         self._pack_in_place = self._function("flat_pack_in_place", ctypes.c_int, "pllww")
+        self._sum = self._function("flat_sum", ctypes.c_double, "plw")
         self.buffers = self._function("flat_buffers", c_void_p, "pw")
         self.free = self._function("flat_free", None, "p")
         self.run = self._function("flat_run", ctypes.c_int, "pww")
@@ -166,6 +167,11 @@ class Library:
     def ask(self, dtype: torch.dtype, *, few: bool) -> None:
         """Have passes of few rows in this type ask ahead for weights from now on, or not."""
         self._dll.flat_ask(int(dtype == torch.bfloat16), int(few))
+
+    def sum(self, numbers: torch.Tensor) -> float:
+        """Add up contiguous numbers of float32, read as passes of one row read weights."""
+        total: float = self._sum(numbers.data_ptr(), numbers.numel(), threads.count)
+        return total
 
     def blob_numbers(self, outputs: int, inputs: int, *, narrow: bool) -> int:
         """Count the numbers of a weight's blob."""

@@ -6,6 +6,7 @@ import ctypes
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,3 +161,13 @@ def test_fewer_threads_compute_where_the_system_grants_no_more(planted: Planted)
     for _ in range(2):  # nor are they asked for again
         assert torch.equal(linear(rows), wanted)
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 1 << 16, (1 << 16) + 100, 3 << 16])
+@pytest.mark.parametrize("count", [1, 3])
+def test_all_numbers_are_read(n: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = drawn(n, dtype=torch.float32)
+    monkeypatch.setattr(native, "threads", SimpleNamespace(count=count))
+    sums = native.loaded().sum(numbers), native.loaded().sum(numbers.abs())
+    exact = numbers.double().sum().item(), numbers.double().abs().sum().item()
+    assert sums == pytest.approx(exact, rel=1e-5, abs=1e-2)
