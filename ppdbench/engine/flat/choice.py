@@ -229,7 +229,7 @@ def _sampled(
 
 @torch.inference_mode()
 def _asking(adapter: Adapter, passes: FlatPasses, clock: Clock) -> Asking | None:
-    """Measure whether passes of few rows should ask ahead for weights, and have them do so or not.
+    """Measure which passes of few rows should ask ahead for weights, and have them do so or not.
 
     None where it makes no difference: weights stay in a cache, or kernels always ask for them. Of
     several models the one with most weights decides: behind its passes no cache holds the others'.

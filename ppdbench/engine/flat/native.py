@@ -139,7 +139,7 @@ class Library:
         self.linear = self._function("flat_linear", ctypes.c_int, "pwpplw")
         self.lanes: int = self._dll.flat_lanes()
         self._path = VECTORS
-        # By type, the bytes of weights over which it was measured whether few rows ask ahead.
+        # By type, the bytes of weights over which it was measured which rows ask ahead.
         self.asked_over: dict[torch.dtype, int] = {}
 
     def _function(self, name: str, gives: Any, takes: str) -> Any:
@@ -164,9 +164,9 @@ class Library:
         self._dll.flat_use(path)
         self._path = path
 
-    def ask(self, dtype: torch.dtype, *, few: bool) -> None:
-        """Have passes of few rows in this type ask ahead for weights from now on, or not."""
-        self._dll.flat_ask(int(dtype == torch.bfloat16), int(few))
+    def ask(self, dtype: torch.dtype, *, one: bool, few: bool) -> None:
+        """Have passes of one row in this type ask ahead for weights from now on, or of a few."""
+        self._dll.flat_ask(int(dtype == torch.bfloat16), int(one), int(few))
 
     def sum(self, numbers: torch.Tensor) -> float:
         """Add up contiguous numbers of float32, read as passes of one row read weights."""

@@ -1,8 +1,9 @@
-"""Whether few rows ask ahead for weights: the faster way is taken, and numbers are the same."""
+"""Few rows ask ahead for weights where that is faster, and numbers are the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,46 +19,59 @@ from ppdbench.machine.clock import Clock
 from tests.engine.flat.made import DTYPES
 from tests.families import stock_model
 
-WORDS = "ask ahead for weights"
+WORDS = "ahead for weights"
 
 
 class Machine(Clock):
-    """A clock, kernels and their passes: one takes so long where few rows ask, or do not."""
+    """A clock, kernels and their passes of one row and of a few: each takes so long where rows ask,
+    and where they do not.
+    """
 
-    def __init__(self, asked_s: float, left_s: float) -> None:
+    def __init__(self, one: tuple[float, float], few: tuple[float, float]) -> None:
         super().__init__(torch.device("cpu"))
-        self._at, self._takes = 0.0, {True: asked_s, False: left_s}
-        self.few: bool | None = None
+        self._at, self._takes = 0.0, (one, few)
+        self.asks: tuple[bool, bool] | None = None
 
     def now(self) -> float:
         return self._at
 
-    def ask(self, dtype: torch.dtype, *, few: bool) -> None:
+    def ask(self, dtype: torch.dtype, *, one: bool, few: bool) -> None:
         assert dtype == torch.float32
-        self.few = few
+        self.asks = one, few
 
-    def run(self) -> None:
-        assert self.few is not None
-        self._at += self._takes[self.few]
+    def run(self, which: int) -> None:
+        assert self.asks is not None
+        self._at += self._takes[which][not self.asks[which]]
 
 
-@pytest.mark.parametrize(
-    ("asked_s", "left_s"), [(1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.0, 1.0625), (1.0625, 1.0)]
-)
-def test_the_slower_way_is_never_taken(asked_s: float, left_s: float) -> None:
-    machine: Any = Machine(asked_s, left_s)
-    found = asking.choose(machine, torch.float32, [machine.run, machine.run], machine)
-    assert (found.asked_s, found.left_s) == (2 * asked_s, 2 * left_s)
-    assert machine.few == found.few_ask == (asked_s <= left_s)
-    assert ("do not ask" in found.words) == (left_s < asked_s)
-    assert f"{2e3 * asked_s:.2f} ms asking, {2e3 * left_s:.2f} ms not" in found.words
+TIMES = [(1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.0, 1.0625), (1.0625, 1.0)]
+
+
+@pytest.mark.parametrize("one", TIMES, ids=str)
+@pytest.mark.parametrize("few", TIMES, ids=str)
+def test_the_slower_way_is_never_taken(one: tuple[float, float], few: tuple[float, float]) -> None:
+    machine: Any = Machine(one, few)
+    runs = [partial(machine.run, which) for which in (0, 1)]
+    found = asking.choose(machine, torch.float32, runs, machine)
+    assert tuple(zip(found.asked_s, found.left_s, strict=True)) == (one, few)
+    better = one[0] <= one[1], few[0] <= few[1]
+    assert machine.asks == (found.one, found.few) == better
+    said = {
+        (True, True): "few rows ask ahead",
+        (False, False): "few rows do not ask ahead",
+        (True, False): "of few rows one asks ahead",
+        (False, True): "of few rows all but one ask ahead",
+    }
+    assert found.words.startswith(said[better])
+    assert f"{1e3 * one[0]:.2f} and {1e3 * few[0]:.2f} ms asking" in found.words
+    assert f"{1e3 * one[1]:.2f} and {1e3 * few[1]:.2f} ms not" in found.words
 
 
 def forget() -> None:
-    """Nothing has been measured, so few rows ask."""
+    """Nothing has been measured, so all rows ask."""
     loaded().asked_over.clear()
     for each in DTYPES:
-        loaded().ask(each, few=True)
+        loaded().ask(each, one=True, few=True)
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +88,9 @@ def test_asking_changes_no_bit(shape: tuple[int, int], dtype: torch.dtype) -> No
     linear = pack(torch.randn(*shape, generator=drawn).to(dtype))
     rows = torch.randn(7, shape[1], generator=drawn).to(dtype)
     found = {}
-    for few in (True, False):
-        loaded().ask(dtype, few=few)
-        found[few] = [linear(rows[:n]) for n in range(1, len(rows) + 1)]
+    for ask in (True, False):
+        loaded().ask(dtype, one=ask, few=ask)
+        found[ask] = [linear(rows[:n]) for n in range(1, len(rows) + 1)]
     assert all(map(torch.equal, found[True], found[False]))
 
 
