@@ -17,35 +17,36 @@ from ppdbench.engine.flat.native import Library
 from ppdbench.machine.clock import Clock
 from ppdbench.stats import median
 
-ROWS = (1, 3)  # of the passes that are timed: one, and a few
+ROWS = (1, 3)  # of the passes that are timed: two do as one does, a few as three
 LEAST_BYTES, ENOUGH_BYTES = 16 << 20, 48 << 20  # of weights: fewer stay in a cache
 TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Seconds of passes of one row and of a few where they asked ahead, and where they did not."""
+    """Seconds of passes of one row and of three where they asked ahead, and where they did not."""
 
     asked_s: tuple[float, float]
     left_s: tuple[float, float]
 
     @property
-    def one(self) -> bool:
-        """True if asking was no slower for one row."""
+    def two(self) -> bool:
+        """True if asking was no slower for one row: so one or two ask."""
         return self.asked_s[0] <= self.left_s[0]
 
     @property
-    def few(self) -> bool:
-        """True if asking was no slower for a few."""
+    def more(self) -> bool:
+        """True if asking was no slower for three: so a few more than two ask."""
         return self.asked_s[1] <= self.left_s[1]
 
     @property
     def words(self) -> str:
         """Words for the choice, with its reason."""
-        if self.one == self.few:
-            what = f"few rows {'ask' if self.one else 'do not ask'} ahead for weights"
+        if self.two == self.more:
+            what = f"few rows {'ask' if self.two else 'do not ask'} ahead for weights"
         else:
-            what = f"of few rows {'one asks' if self.one else 'all but one ask'} ahead for weights"
+            which = "one or two" if self.two else "three or more"
+            what = f"few rows ask ahead for weights where they are {which}"
         asked, left = (
             " and ".join(f"{1e3 * seconds:.2f}" for seconds in times)
             for times in (self.asked_s, self.left_s)
@@ -58,20 +59,20 @@ def choose(
 ) -> Asking:
     """Time passes both ways, in turns, and have passes of this type go on the faster way.
 
-    One of one row, and one of a few.
+    One of one row, and one of three.
     """
     seconds: dict[bool, list[list[float]]] = {ask: [[] for _ in runs] for ask in (True, False)}
     for turn in range(TURNS + 1):
         for ask in (True, False) if turn % 2 else (False, True):
-            native.ask(dtype, one=ask, few=ask)
+            native.ask(dtype, two=ask, more=ask)
             for times, run in zip(seconds[ask], runs, strict=True):
                 began = clock.now()
                 run()
                 if turn:  # the first is for caches
                     times.append(clock.now() - began)
-    (asked_one, asked_few), (left_one, left_few) = (
+    (asked_one, asked_three), (left_one, left_three) = (
         map(median, seconds[ask]) for ask in (True, False)
     )
-    found = Asking((asked_one, asked_few), (left_one, left_few))
-    native.ask(dtype, one=found.one, few=found.few)
+    found = Asking((asked_one, asked_three), (left_one, left_three))
+    native.ask(dtype, two=found.two, more=found.more)
     return found

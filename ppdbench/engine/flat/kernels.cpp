@@ -78,7 +78,7 @@ inline int64_t blocks(int64_t out) { return (out + BLOCK - 1) / BLOCK; }
 class Runner : public Work {
    public:
     int path = VECTORS_ONLY;
-    // If few rows ask ahead (products.h): one, and more, of float32, and of bfloat16.
+    // If few rows ask ahead (products.h): one or two, and more, of float32, and of bfloat16.
     bool few_ask[2][2] = {{true, true}, {true, true}};
 
     // False where there is not enough memory.
@@ -424,7 +424,7 @@ class Runner : public Work {
         int64_t apart;
         const void* rows = rows_of(op, product, first, apart);
         if (product.form == PLAIN)
-            return products(path, narrow_, few_ask[narrow_][n > 1], plain_block(product, block, sums),
+            return products(path, narrow_, few_ask[narrow_][n > 2], plain_block(product, block, sums),
                             deep(product), rows, apart, n);
         const int64_t words = deep(product) / GROUP * group_words(int(product.form));
         stored_products(int(product.form), path, narrow_,
@@ -439,7 +439,7 @@ class Runner : public Work {
         const void* rows = rows_of(op, one, first, apart);
         if (takes_two(path, narrow_, n) && one.form == PLAIN && two.form == PLAIN &&
             one.in == two.in && rows == rows_of(op, two, first, apart))
-            return products_of_two(path, narrow_, few_ask[narrow_][n > 1], plain_block(one, block, sums),
+            return products_of_two(path, narrow_, few_ask[narrow_][n > 2], plain_block(one, block, sums),
                                    plain_block(two, other, others), deep(one), rows, apart, n);
         multiply(op, one, block, first, n, sums, thread);
         multiply(op, two, other, first, n, others, thread);
@@ -945,9 +945,9 @@ int flat_paths() {
     return paths;
 }
 void flat_use(int path) { shared->runner.path = path; }
-void flat_ask(int narrow, int one, int few) {
+void flat_ask(int narrow, int two, int more) {
     bool(&asks)[2] = shared->runner.few_ask[narrow];
-    asks[0] = one, asks[1] = few;
+    asks[0] = two, asks[1] = more;
 }
 int flat_lanes() { return flat::LANES; }
 

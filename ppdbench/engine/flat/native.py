@@ -164,9 +164,12 @@ class Library:
         self._dll.flat_use(path)
         self._path = path
 
-    def ask(self, dtype: torch.dtype, *, one: bool, few: bool) -> None:
-        """Have passes of one row in this type ask ahead for weights from now on, or of a few."""
-        self._dll.flat_ask(int(dtype == torch.bfloat16), int(one), int(few))
+    def ask(self, dtype: torch.dtype, *, two: bool, more: bool) -> None:
+        """Have passes of up to two rows in this type ask ahead for weights from now on, or of more.
+
+        Many rows do so anyway.
+        """
+        self._dll.flat_ask(int(dtype == torch.bfloat16), int(two), int(more))
 
     def sum(self, numbers: torch.Tensor) -> float:
         """Add up contiguous numbers of float32, read as passes of one row read weights."""
