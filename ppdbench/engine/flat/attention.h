@@ -173,8 +173,8 @@ class KeyTile {
     // widened.
     static void put_words(Vec words, float* keys, int64_t i) {
         if constexpr (std::is_same_v<T, float>) return store(keys + i * TILE, words);
-        store(keys + 2 * i * TILE, as_floats(as_ints(words) << 16));
-        store(keys + (2 * i + 1) * TILE, as_floats(as_ints(words) & int32_t(0xffff0000)));
+        store(keys + 2 * i * TILE, of_pairs<0>(as_ints(words)));
+        store(keys + (2 * i + 1) * TILE, of_pairs<1>(as_ints(words)));
     }
 
     float* keys_;

@@ -400,6 +400,7 @@ class Runner : public Work {
                                 source_of(op, product) * lie.pairs() + lie.at(first);
         products_by_outputs(form, path, groups, pairs, lie, n, sums, own(thread) + SUMS);
     }
+    bool asks(int64_t n) const { return few_ask[narrow_][n > 2]; }
     int64_t deep(const Product& product) const {
         return narrow_ ? whole_tiles(product.in) : product.in;
     }
@@ -424,7 +425,7 @@ class Runner : public Work {
         int64_t apart;
         const void* rows = rows_of(op, product, first, apart);
         if (product.form == PLAIN)
-            return products(path, narrow_, few_ask[narrow_][n > 2], plain_block(product, block, sums),
+            return products(path, narrow_, asks(n), plain_block(product, block, sums),
                             deep(product), rows, apart, n);
         const int64_t words = deep(product) / GROUP * group_words(int(product.form));
         stored_products(int(product.form), path, narrow_,
@@ -439,7 +440,7 @@ class Runner : public Work {
         const void* rows = rows_of(op, one, first, apart);
         if (takes_two(path, narrow_, n) && one.form == PLAIN && two.form == PLAIN &&
             one.in == two.in && rows == rows_of(op, two, first, apart))
-            return products_of_two(path, narrow_, few_ask[narrow_][n > 2], plain_block(one, block, sums),
+            return products_of_two(path, narrow_, asks(n), plain_block(one, block, sums),
                                    plain_block(two, other, others), deep(one), rows, apart, n);
         multiply(op, one, block, first, n, sums, thread);
         multiply(op, two, other, first, n, others, thread);
@@ -746,16 +747,11 @@ enum Meeting { TO_BLOB, TO_ROWS, COMPARE, MEETINGS };
 // Brings a weight [out, in] into its blob or back, or compares both bit by bit; some blocks of
 // outputs by each thread.
 template <class T, int HOW>
-class Packing : public flat::Work {
+class Packing : public flat::OneJob {
    public:
     Packing(T* blob, T* rows, int64_t out, int64_t in, int64_t row_step, int64_t step)
-        : blob_(blob), rows_(rows), out_(out), row_step_(row_step), step_(step),
-          layout_(in, sizeof(T) == 2) {}
-    int64_t next() override {
-        const bool first = !begun_;
-        begun_ = true;
-        return first ? flat::blocks(out_) : 0;
-    }
+        : OneJob(flat::blocks(out)), blob_(blob), rows_(rows), out_(out), row_step_(row_step),
+          step_(step), layout_(in, sizeof(T) == 2) {}
     void unit(int64_t unit, int) override {
         const int64_t first = unit * flat::BLOCK;
         const int64_t end = first + flat::BLOCK < out_ ? first + flat::BLOCK : out_;
@@ -819,7 +815,6 @@ class Packing : public flat::Work {
 
     T *blob_, *rows_;
     int64_t out_, row_step_, step_;
-    bool begun_ = false;
     std::atomic<bool> same_{true};
     flat::Layout layout_;
 };
@@ -827,20 +822,15 @@ class Packing : public flat::Work {
 // Lays a weight of whole blocks out where it lies, each block by itself, and compares what came of it
 // with what was there.
 template <class T>
-class PackingInPlace : public flat::Work {
+class PackingInPlace : public flat::OneJob {
    public:
     PackingInPlace(T* rows, int64_t out, int64_t in, int threads)
-        : rows_(rows), out_(out), in_(in), rooms_(threads) {}
+        : OneJob(out / flat::BLOCK), rows_(rows), in_(in), rooms_(threads) {}
     // False where there is not enough memory.
     bool reserve() {
         for (flat::Room& room : rooms_)
             if (!room.reserve(block() * sizeof(T))) return false;
         return true;
-    }
-    int64_t next() override {
-        const bool first = !begun_;
-        begun_ = true;
-        return first ? out_ / flat::BLOCK : 0;
     }
     void unit(int64_t unit, int thread) override {
         T *there = rows_ + unit * block(), *was = rooms_[thread].as<T>();
@@ -856,22 +846,17 @@ class PackingInPlace : public flat::Work {
     int64_t block() const { return flat::BLOCK * in_; }
 
     T* const rows_;
-    const int64_t out_, in_;
+    const int64_t in_;
     std::vector<flat::Room> rooms_;
-    bool begun_ = false;
     std::atomic<bool> same_{true};
 };
 
 // Adds numbers up, which takes what reading them does: each thread reads two streams, as a product of one
 // row does.
-class Reading : public flat::Work {
+class Reading : public flat::OneJob {
    public:
-    Reading(const float* from, int64_t n) : from_(from), n_(n) {}
-    int64_t next() override {
-        const bool first = !begun_;
-        begun_ = true;
-        return first ? (n_ + PIECE - 1) / PIECE : 0;
-    }
+    Reading(const float* from, int64_t n)
+        : OneJob((n + PIECE - 1) / PIECE), from_(from), n_(n) {}
     void unit(int64_t unit, int) override {
         using namespace flat;
         const float* from = from_ + unit * PIECE;
@@ -894,7 +879,6 @@ class Reading : public flat::Work {
 
     const float* const from_;
     const int64_t n_;
-    bool begun_ = false;
     std::mutex mutex_;
     double total_ = 0;
 };

@@ -73,8 +73,7 @@ struct Pairs : Floats<count> {
 
     template <int which>
     static Vec weights(const uint32_t* from) {
-        const Ints pairs = *(const IntsAnywhere*)from;
-        return as_floats(which ? pairs & (int32_t)0xffff0000 : pairs << 16);
+        return of_pairs<which>(*(const IntsAnywhere*)from);
     }
 };
 struct OfPairs : Pairs<VECTORS> {

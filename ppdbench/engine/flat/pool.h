@@ -66,6 +66,20 @@ class Work {
     }
 };
 
+// Work of one job.
+class OneJob : public Work {
+   public:
+    explicit OneJob(int64_t units) : units_(units) {}
+    int64_t next() override {
+        const int64_t units = units_;
+        units_ = 0;
+        return units;
+    }
+
+   private:
+    int64_t units_;
+};
+
 inline void pause_a_little() {
 #if defined(__x86_64__)
     _mm_pause();

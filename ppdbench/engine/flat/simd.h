@@ -101,6 +101,11 @@ inline Vec read_once(Vec x) {
     return x;
 }
 inline Vec wide(Halves bfloat16) { return as_floats(widened(bfloat16) << 16); }
+// The first or the second number of pairs of bfloat16.
+template <int which>
+inline Vec of_pairs(Ints pairs) {
+    return as_floats(which ? pairs & int32_t(0xffff0000) : pairs << 16);
+}
 inline Vec load(const Bfloat16* from) { return wide(*(const HalvesAnywhere*)from); }
 
 // Of numbers that are finite.
