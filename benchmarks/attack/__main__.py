@@ -37,7 +37,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="time for each kind")
     given = parser.parse_args()
     chosen = [kind for kind in KINDS if given.kind is None or kind.name in given.kind]
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(prefix="attack-") as place:
+        tempfile.tempdir = place  # what attacks keep for later attempts goes with it
         tallies = [
             attack(kind, Path(place), short=given.short, seconds=given.seconds) for kind in chosen
         ]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -240,9 +241,9 @@ def our_shard(
     if part is not None:
         if Shard.launched().count > 1:
             raise ConfigError("--shard is for jobs of their own; torchrun's need no number")
+        shard = Shard.job(part)
         if out is None:
             raise ConfigError("--shard needs --out: the folder that all jobs write to")
-        shard = Shard.job(part)
     if salvage and not (out and resume):
         raise ConfigError("--salvage needs --resume and --out: it repairs a run to continue it")
     if salvage and out and not shard.follows:
@@ -280,7 +281,11 @@ class RunCommand:
                 out=out, resume=self.resume, shard=self.shard, report=report, warn=warn
             )
             run = make(to)
-        return None if told_elsewhere(run) else run
+        if told_elsewhere(run):
+            return None
+        # At the very end, and also where what was found cannot be shown.
+        click.get_current_context().call_on_close(partial(notice, f"run: {run.path}"))
+        return run
 
     def end(self, run: FinishedRun) -> int:
         """Say what a user should know of the run; its exit code, as far as samples are missing."""
@@ -381,7 +386,7 @@ def warn(text: str) -> None:
 
 
 def closing_notes(run: FinishedRun, asked: str | None) -> None:
-    """Say what a user should know of a finished run, and where it lies; `asked` is --model."""
+    """Say what a user should know of a finished run; `asked` is --model."""
     from ppdbench.runs.workload import without_score
 
     compilation_note(run.header.compilation)
@@ -405,7 +410,6 @@ def closing_notes(run: FinishedRun, asked: str | None) -> None:
     if (left_out := run.header.model.adapter_left_out) is not None:
         notice(f"note: {left_out} modules of the adapter are of other parts, which do not run")
     _placement_note(run.header.layers)
-    notice(f"run: {run.path}")
 
 
 def _data_note(data: str) -> None:

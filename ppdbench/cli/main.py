@@ -112,7 +112,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error) or "interrupted", INTERRUPTED, debug)
     except OSError as error:
         _discard_stdout()
-        return _fail(f"{error.strerror or error}: {error.filename or 'output'}", 2, debug)
+        what = "the output" if error.filename is None else error.filename
+        return _fail(f"cannot read or write {what}: {error.strerror or error}", 2, debug)
     except Exception as error:
         text = f"unexpected {type(error).__name__}: {error}; --debug shows where"
         return _fail(text, 2, debug)

@@ -155,7 +155,8 @@ class Keys:
             return self._content[key]
         if isinstance(default, _Required):
             found = ", ".join(str(name) for name in self._content)
-            raise self.error(f"the key {self._prefix}{key} is missing; the file has: {found}")
+            has = f"has: {found}" if found else "has none"
+            raise self.error(f"the key {self._prefix}{key} is missing; the file {has}")
         return default
 
     def _wrong(self, key: str, expected: str, value: object) -> ConfigError:

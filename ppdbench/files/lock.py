@@ -26,7 +26,7 @@ def hold(folder: Path, option: str, *, by_process: bool = False) -> FileLock:
     except Timeout:
         raise written_by_others(folder, option) from None
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose {option}") from error
+        raise unwritable(folder, error, option) from error
     return lock
 
 
@@ -45,3 +45,9 @@ def written_by_others(folder: Path, option: str = "--out") -> ConfigError:
     return ConfigError(
         f"{folder} is being written by another process; wait for it or choose another {option}"
     )
+
+
+def unwritable(folder: Path, error: OSError, option: str = "--out") -> ConfigError:
+    """Return the error for a folder that nothing can be written to."""
+    why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+    return ConfigError(f"cannot write to {folder}: {why}; choose another {option}")

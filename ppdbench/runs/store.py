@@ -22,7 +22,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from ppdbench.errors import ConfigError, DataError, Interrupted
-from ppdbench.files.lock import written_by_others
+from ppdbench.files.lock import unwritable, written_by_others
 from ppdbench.files.whole import replacing
 from ppdbench.runs.prompting import other_prompts
 from ppdbench.runs.records import (
@@ -220,7 +220,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot write to {path}: {error.strerror}; choose --out") from error
+            raise unwritable(path, error) from error
         _wait_for_first(path, lambda: self._enter(header, resume))
         self._companions = Companions(path, shard)
 
@@ -323,10 +323,16 @@ class RunFolder:
     ) -> None:
         self._file.close()
         if kind is KeyboardInterrupt:
-            count = f"{len(self.done)} finished" if self.shard.alone else "all finished"
-            raise Interrupted(
-                f"interrupted; {count} samples are kept in {self.path}, continue with --resume"
-            ) from error
+            raise Interrupted(f"interrupted; {self._kept}; continue with --resume") from error
+
+    @property
+    def _kept(self) -> str:
+        """The finished samples, and where they are."""
+        if not self.shard.alone:
+            return f"all finished samples are kept in {self.path}"
+        if n := len(self.done):
+            return f"{n} finished sample{'s are' if n > 1 else ' is'} kept in {self.path}"
+        return f"{self.path} was begun, no sample is finished"
 
 
 def _writing_failed(path: Path, error: OSError) -> DataError:

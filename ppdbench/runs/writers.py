@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from filelock import lock_descriptor
 
-from ppdbench.errors import ConfigError, DataError
-from ppdbench.files.lock import LOCK, written_by_others
+from ppdbench.errors import DataError
+from ppdbench.files.lock import LOCK, unwritable, written_by_others
 from ppdbench.runs.samples import sample_path, sample_paths
 from ppdbench.runs.shards import Shard
 
@@ -77,7 +77,7 @@ def lock_run(folder: Path) -> Iterator[LockContent]:
     try:
         file = (folder / LOCK).open("a+")
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose --out") from error
+        raise unwritable(folder, error) from error
     with file:
         until = time.monotonic() + PATIENCE_S
         while not take(file):

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError, one_line
-from ppdbench.files.lock import written_alone
+from ppdbench.files.lock import unwritable, written_alone
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.freed import Scattered
 from ppdbench.runs.workload import Report
@@ -298,7 +298,7 @@ class Trainer:
             try:
                 self._write_state(self.facts)
             except OSError as error:
-                raise ConfigError(f"cannot write to {self.out}: {error.strerror}") from error
+                raise unwritable(self.out, error) from error
         self.accelerator.wait_for_everyone()
         return 0
 

@@ -22,6 +22,7 @@ from ppdbench.errors import ConfigError
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
 from ppdbench.probe.runner import parse_layers
+from ppdbench.runs.store import read_run
 from tests import gguf_files
 from tests.cli.probed import MODEL, SMALL, task_text
 from tests.families import stock_model
@@ -563,7 +564,10 @@ def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
     assert (worker.returncode, err) == (0, "")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+
+
+@FULL
 @pytest.mark.parametrize("words", [["tasks"], ["tables", "--format", "json"]], ids=" ".join)
 def test_a_stdout_that_cannot_be_written_is_one_line(words: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
@@ -572,3 +576,15 @@ def test_a_stdout_that_cannot_be_written_is_one_line(words: list[str]) -> None:
     assert worker.returncode == 2
     assert err.count("\n") == 1
     assert "No space left on device" in err
+
+
+@FULL
+def test_a_run_whose_tables_cannot_be_written_is_found_all_the_same() -> None:
+    words = [sys.executable, "-m", "ppdbench", "decode", *SMALL, "--out", "run"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    *_, where, why = done.stderr.splitlines()
+    assert where == "run: run"
+    assert why == "ppdbench: cannot read or write the output: No space left on device"
+    assert read_run(Path("run")).samples

@@ -314,6 +314,7 @@ def test_a_job_without_examples_says_so(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["--shard", "4/3", "--out", "run"], "--shard '4/3': use I/N"),
         (["--shard", "half", "--out", "run"], "--shard 'half': use I/N"),
+        (["--shard", "3/2"], "--shard '3/2': use I/N"),
         (["--shard", "1/2"], "--shard needs --out"),
     ],
 )

@@ -69,6 +69,8 @@ def test_a_missing_key_is_an_error_unless_it_has_a_default() -> None:
     assert keys().optional_text("a", None) is None
     with pytest.raises(ConfigError, match="the key a is missing; the file has: b, c"):
         keys(b=1, c=2).number("a")
+    with pytest.raises(ConfigError, match="the key a is missing; the file has none"):
+        keys().number("a")
 
 
 def test_keys_that_nobody_asked_for_are_refused_with_the_nearest_that_is_known() -> None:

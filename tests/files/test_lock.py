@@ -37,6 +37,8 @@ def test_a_process_holds_a_lock_as_often_as_it_asks_and_until_it_has_dropped_it(
 def test_a_file_in_the_way_is_named_and_so_is_the_option(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine", "utf-8")
     for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
-        with pytest.raises(ConfigError, match=r"cannot write to .*taken.*; choose --states$"):
+        with pytest.raises(
+            ConfigError, match=r"cannot write to .*taken.*; choose another --states"
+        ):
             hold(folder, "--states")
     assert (tmp_path / "taken").read_text("utf-8") == "mine"

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from ppdbench.cli.main import run
-from ppdbench.errors import ConfigError, DataError
+from ppdbench.errors import ConfigError, DataError, Interrupted
 from ppdbench.runs.records import TIMES, Sample
 from ppdbench.runs.shards import Shard
 from ppdbench.runs.store import SCHEMA_VERSION, StoredRun, begun_header, read_run
@@ -235,6 +235,26 @@ def test_time_and_machine_may_differ_between_the_parts_of_a_run(tmp_path: Path) 
     later["environment"] = {**HEADER["environment"], "python": "3.12"}
     with RunFolder(tmp_path, later, resume=True) as store:
         assert len(store.done) == 3
+
+
+@pytest.mark.parametrize(
+    ("finished", "says"),
+    [
+        (0, "run was begun, no sample is finished"),
+        (1, "1 finished sample is kept in {run}"),
+        (2, "2 finished samples are kept in {run}"),
+    ],
+)
+def test_an_interrupt_says_what_is_kept(finished: int, says: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with (
+        pytest.raises(Interrupted, match=r"; continue with --resume$") as told,
+        RunFolder(folder, HEADER, resume=False) as store,
+    ):
+        for number in range(finished):
+            store.append(sample(number))
+        raise KeyboardInterrupt
+    assert says.format(run=folder) in str(told.value)
 
 
 def test_a_run_keeps_what_it_said_of_itself_when_it_began(tmp_path: Path) -> None:

@@ -155,7 +155,8 @@ def _read(name: str, folder: Path) -> Run:
         raise DataError(f"{folder} holds a {kind} run; a report shows runs of {', '.join(KINDS)}")
     stored = read_once(folder) if kind in (*DECODES, *SWEEPS) else read_whole(folder)
     if not stored.samples:
-        raise DataError(f"{folder} holds no finished samples; finish the run with --resume")
+        torn = ", only a line that is incomplete" if stored.torn else ""
+        raise DataError(f"{folder} holds no finished samples{torn}; finish the run with --resume")
     run = Run(name, stored)
     if not run.done and not run.is_decode:
         raise DataError(f"{folder}: every example failed, so there is nothing to show")

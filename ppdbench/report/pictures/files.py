@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppdbench.errors import ConfigError
 from ppdbench.files import paths
+from ppdbench.files.lock import unwritable
 from ppdbench.files.whole import write_whole
 from ppdbench.report.pictures.drawing import Drawing, side_by_side, svg_file
 
@@ -35,7 +35,7 @@ def save_all(drawings: Sequence[Drawing], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose --plots") from error
+        raise unwritable(folder, error, "--plots") from error
     for drawing in drawings:
         for suffix in (".svg", ".png"):
             save_picture(side_by_side([drawing]), folder / f"{drawing.name}{suffix}")

@@ -32,6 +32,9 @@ def test_an_empty_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
     run = made.write(tmp_path / "a", made.header("bench", methods=made.methods("greedy")), [])
     with pytest.raises(DataError, match=r"no finished samples; finish the run with --resume"):
         read_runs([run])
+    (run / "samples.jsonl").write_text('{"schema', "utf-8")
+    with pytest.raises(DataError, match=r"no finished samples, only a line that is incomplete;"):
+        read_runs([run])
 
 
 def test_a_probe_of_failures_alone_has_nothing_to_show(tmp_path: Path) -> None:
