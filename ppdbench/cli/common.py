@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -281,11 +281,16 @@ class RunCommand:
                 out=out, resume=self.resume, shard=self.shard, report=report, warn=warn
             )
             run = make(to)
-        if told_elsewhere(run):
-            return None
-        # At the very end, and also where what was found cannot be shown.
-        click.get_current_context().call_on_close(partial(notice, f"run: {run.path}"))
-        return run
+        return None if told_elsewhere(run) else run
+
+    @contextmanager
+    def showing(self, run: FinishedRun) -> Iterator[None]:
+        """Say where the run lies even if what it found cannot be written."""
+        try:
+            yield
+        except OSError:
+            _say_where(run)
+            raise
 
     def end(self, run: FinishedRun) -> int:
         """Say what a user should know of the run; its exit code, as far as samples are missing."""
@@ -386,7 +391,7 @@ def warn(text: str) -> None:
 
 
 def closing_notes(run: FinishedRun, asked: str | None) -> None:
-    """Say what a user should know of a finished run; `asked` is --model."""
+    """Say what a user should know of a finished run, and where it lies; `asked` is --model."""
     from ppdbench.runs.workload import without_score
 
     compilation_note(run.header.compilation)
@@ -410,6 +415,11 @@ def closing_notes(run: FinishedRun, asked: str | None) -> None:
     if (left_out := run.header.model.adapter_left_out) is not None:
         notice(f"note: {left_out} modules of the adapter are of other parts, which do not run")
     _placement_note(run.header.layers)
+    _say_where(run)
+
+
+def _say_where(run: FinishedRun) -> None:
+    notice(f"run: {run.path}")
 
 
 def _data_note(data: str) -> None:

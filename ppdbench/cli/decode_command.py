@@ -150,8 +150,9 @@ def _decode(
         return 0
     result = Result.of(run)
     output = result.output
-    output.emit(form)
-    show_examples(run, show, form)
+    with command.showing(run):
+        output.emit(form)
+        show_examples(run, show, form)
     for path in exports:
         output.write(path)
     if timeline is not None:

@@ -42,7 +42,8 @@ def probe_methods(
     if run is None:
         return 0
     output_of = outputs.of_similarity if what == SIMILARITY else outputs.of_drafts
-    output_of(run.header, run.samples, str(run.path)).emit(form)
+    with command.showing(run):
+        output_of(run.header, run.samples, str(run.path)).emit(form)
     if plot is not None:
         draw(_curves(run), plot)
     if calibration is not None:

@@ -164,9 +164,10 @@ def _probe_matches(form: str, plot: str | None, heatmap: str | None, **options: 
     ranks = StoredRanks(run.samples)
     rates = summary.match_rates(ranks, config.ks, stored_buckets(run.header, run.samples))
     _draw(plot, heatmap, rates, probe_tables.label(run.header))
-    outputs.of_matches(run.header, run.samples, ranks, rates, str(run.path)).emit(form)
-    _show(run, config, form)
-    show_examples(run, show, form)
+    with command.showing(run):
+        outputs.of_matches(run.header, run.samples, ranks, rates, str(run.path)).emit(form)
+        _show(run, config, form)
+        show_examples(run, show, form)
     _end_note(run, config)
     return command.end(run)
 

@@ -111,7 +111,8 @@ def command(
     command, run = _run(**options)
     if run is None:
         return 0
-    code = _result(run, form, plot, exports)
+    with command.showing(run):
+        code = _result(run, form, plot, exports)
     left = command.end(run)
     return code or left
 
