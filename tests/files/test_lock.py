@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,9 @@ def test_a_process_holds_a_lock_as_often_as_it_asks_and_until_it_has_dropped_it(
 def test_a_file_in_the_way_is_named_and_so_is_the_option(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine", "utf-8")
     for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
-        with pytest.raises(
-            ConfigError, match=r"cannot write to .*taken.*; choose another --states"
-        ):
+        said = rf"cannot write to {re.escape(str(folder))}: .*; choose another --states$"
+        with pytest.raises(ConfigError, match=said):
             hold(folder, "--states")
+    with pytest.raises(ConfigError, match="taken: it is no folder; choose another"):
+        hold(tmp_path / "taken", "--states")
     assert (tmp_path / "taken").read_text("utf-8") == "mine"
