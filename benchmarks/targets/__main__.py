@@ -10,11 +10,14 @@ are installed (`python -m benchmarks.engines`). Run it on a machine that does no
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+import click
 import torch
 
 from benchmarks.targets.memory import memory
 from benchmarks.targets.methods import bookkeeping, speculation, split, strategies
+from benchmarks.targets.rows import TargetRow
 from benchmarks.targets.speed import baseline, engines, growth, passes, probing, ready
 from ppdbench.engine.quiet import quiet
 from ppdbench.machine.environment import set_threads
@@ -40,11 +43,19 @@ def main() -> None:
     quiet()
     set_threads(asked.threads)
     chosen = [m for m in MEASUREMENTS if m.__name__ in asked.only.split(",")]
-    lines = [line.cells() for measure in chosen for line in measure(asked.rounds)]
+    lines = [told(line) for measure in chosen for line in measure(asked.rounds)]
     header = ("what", "goal", "median", "low", "high", "note")
     title = f"{torch.get_num_threads()} threads, {asked.rounds} rounds"
     digits = dict.fromkeys(("median", "low", "high"), 3)
     emit([Sheet(title, header, tuple(lines), digits=digits)], None, "markdown")
+
+
+def told(row: TargetRow) -> tuple[Any, ...]:
+    """The cells of a row, which is said at once: who stops the rest has what came before."""
+    what, goal, median, low, high, note = row.cells()
+    found = note if median is None else f"{median:.3f} ({low:.3f} to {high:.3f})  {note}"
+    click.echo(f"{what}: {found}, goal {goal}", err=True)
+    return what, goal, median, low, high, note
 
 
 if __name__ == "__main__":
