@@ -129,12 +129,12 @@ class Descent:
     def prompt(self) -> ReadOut:
         """Run the prompt; what its last token leads to."""
         hidden = self._enter(*self._prompt(), self.first)
-        return self._leave_at(self.first, self._read(hidden[:, -1:]))
+        return self._leave_at(self.first, hidden[:, -1:])
 
     def token(self, token: int) -> ReadOut:
         """Run one more token."""
         hidden = self._enter(self.session.ids([token]), self._next(), self.first)
-        return self._leave_at(self.first, self._read(hidden))
+        return self._leave_at(self.first, hidden)
 
     def _prompt(self) -> tuple[Tensor, Step]:
         tokens = self.session.tokens
@@ -148,15 +148,11 @@ class Descent:
         """The first `layers` layers over `tokens` [1, n]."""
         return self.session.run(self.session.embed(tokens, step), 0, layers, step)
 
-    def _read(self, hidden: Tensor) -> Tensor:
-        """Logits [1, 1, vocab] of the newest row."""
-        return self.session.logits(hidden)[:, -1:]
-
-    def _leave_at(self, depth: int, logits: Tensor) -> ReadOut:
+    def _leave_at(self, depth: int, hidden: Tensor) -> ReadOut:
+        """Read out the newest row, [1, 1, hidden], as what it is after so many layers."""
         from ppdbench.decoding.loop import ReadOut
-        from ppdbench.engine.reading import Reading
 
-        return ReadOut(Reading.of(logits), depth)
+        return ReadOut(self.session.read(hidden), depth)
 
 
 class ConfidentDescent(Descent):
@@ -192,16 +188,18 @@ class ConfidentDescent(Descent):
         """The first exit that is sure; `states` [1, 1, hidden] begin one layer before it."""
         before = next(states)
         for depth, hidden in enumerate(states, start=self.first):
+            if depth == self.n_layers:
+                return self._leave_at(depth, hidden)
             # Hidden states are compared without the head, which then waits for its turn.
-            logits = None if self.options.measure == "state" else self._read(hidden)
-            if depth == self.n_layers or self._sure(before, hidden, logits):
-                return self._leave_at(depth, self._read(hidden) if logits is None else logits)
+            found = None if self.options.measure == "state" else self._leave_at(depth, hidden)
+            if self._sure(before, hidden, found):
+                return self._leave_at(depth, hidden) if found is None else found
             before = hidden
         raise AssertionError("no state after the last layer")
 
-    def _sure(self, before: Tensor, hidden: Tensor, logits: Tensor | None) -> bool:
-        if logits is not None:
-            return self._certainty(logits) > self.options.confidence
+    def _sure(self, before: Tensor, hidden: Tensor, found: ReadOut | None) -> bool:
+        if found is not None:
+            return self._certainty(found.reading.logits) > self.options.confidence
         states = map(self.session.model.adapter.state, (before, hidden))
         return _cosine(*states) > self.options.confidence
 
