@@ -170,9 +170,18 @@ class Costs:
         seen = self._shape.seen_bytes(range(start, stop), step.key_length)
         return self._below[stop] - self._below[start] + seen
 
-    def pass_and_read(self, hidden: Tensor, step: Step, cache: KVCache, *_: object) -> int:
-        """The same of all layers, and what their readout reads."""
-        return self.run(hidden, 0, len(self._below) - 1, step, cache) + self._head
+    def pass_and_read(
+        self,
+        hidden: Tensor,
+        step: Step,
+        cache: KVCache,
+        tap: object,
+        counts: object,
+        last: int | None = None,
+    ) -> int:
+        """The same of all layers or of those before `last`, and what their readout reads."""
+        last = len(self._below) - 1 if last is None else last
+        return self.run(hidden, 0, last, step, cache) + self._head
 
     def logits(self, hidden: Tensor) -> int:
         """The weights of the norm and of the head."""

@@ -254,8 +254,14 @@ class Chooser:
             return reading.tokens[-1]
         return int(self.choose(reading.logits[:, -1], text))
 
+    def draw_last(self, reading: Reading) -> tuple[Tensor, Tensor | None]:
+        """A drafted token [1, 1] after the newest row; if it was drawn, what from, [1, vocab]."""
+        if self.target.greedy:
+            return reading.likeliest[:, -1:], None
+        return self.draw(reading.logits[:, -1])
+
     def draw(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A drafted token [1, 1] and, if it was drawn, what from: [1, vocab]."""
+        """The same after the row that these logits [1, vocab] are of."""
         if self.target.greedy:
             return most_likely(logits)[:, None], None
         tokens, likely = self.target.for_drafts.possible(logits[0])

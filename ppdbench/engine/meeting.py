@@ -422,7 +422,7 @@ def _entering(asked: Sequence[LayersPass | WholePass], step: JoinedStep) -> Tens
     model = asked[0].model
     if model.adapter.embeds_by_row:
         tokens = [each.tokens for each in asked if isinstance(each, WholePass)]
-        return model.entering([*chain(*tokens)], step)
+        return model.entering(numbers([*chain(*tokens)], model.device), step)
     return torch.cat([each.hidden for each in asked], dim=1)
 
 

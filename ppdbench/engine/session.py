@@ -132,6 +132,13 @@ class Session:
         hidden = self.forward(self.ids(tokens), step, tap=tap)
         return hidden, self.read(hidden)
 
+    def run_to_exit(self, ids: Tensor, last: int, step: Step) -> tuple[Tensor, Reading]:
+        """Run the layers before `last` over `ids` [1, n] behind the prompt; read out each row."""
+        if self.fixed_rows is None:
+            return self.model.run_to_exit(ids, last, step, self.cache)
+        hidden = self.run(self.embed(ids, step), 0, last, step)
+        return hidden, self.read(hidden)
+
     def run_prompt(self, *, tap: Tap | None = None) -> Tensor:
         """Run the prompt; hidden states [1, 1, hidden] after its last token."""
         began = perf_counter()

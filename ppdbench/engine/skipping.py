@@ -89,8 +89,8 @@ class SkippedModel(StagedModel):
                 hidden = self._run_without_attention(hidden, layers, step, cache, tap)
         return hidden
 
-    def _begin(self, step: Step, cache: KVCache | JoinedCache) -> None:
-        for layers, attends in self._stretches(0, self.n_layers):
+    def _begin(self, step: Step, cache: KVCache | JoinedCache, last: int) -> None:
+        for layers, attends in self._stretches(0, last):
             if attends:
                 cache.begin(step, layers[0], layers[-1] + 1)
 

@@ -271,14 +271,24 @@ class StagedModel:
         """Run all layers over `tokens` behind a prompt, and read out each row."""
         if self.meeting is not None and self.meeting.takes_part():
             return self.meeting.run_and_read(self, tokens, step, cache, tap)
-        entering = self.entering(tokens, step)
+        entering = self.entering(numbers(tokens, self.device), step)
         [found] = self.pass_and_read(entering, step, cache, tap, [len(tokens)])
         return found
 
-    def entering(self, tokens: Sequence[int], step: Step) -> Tensor:
-        """Tokens as whole passes take them: themselves [1, query] where kernels look words up."""
+    def run_to_exit(
+        self, ids: Tensor, last: int, step: Step, cache: KVCache
+    ) -> tuple[Tensor, Reading]:
+        """Run the layers before `last` over `ids` [1, query] behind a prompt, and read out."""
+        if self.meeting is not None and self.meeting.takes_part():
+            hidden = self.run(self.embed(ids, step), 0, last, step, cache)
+            return hidden, self.read(hidden)
+        entering = self.entering(ids, step)
+        [found] = self.pass_and_read(entering, step, cache, None, [ids.shape[1]], last)
+        return found
+
+    def entering(self, ids: Tensor, step: Step) -> Tensor:
+        """Tokens [1, query] as whole passes take them: as they are where kernels look words up."""
         looked_up = self.flat is not None and self.flat.looks_up
-        ids = numbers(tokens, self.device)
         return ids if looked_up else self.embed(ids, step)
 
     def pass_and_read(
@@ -288,25 +298,28 @@ class StagedModel:
         cache: KVCache | JoinedCache,
         tap: Tap | None,
         counts: Sequence[int],
+        last: int | None = None,
     ) -> list[tuple[Tensor, Reading]]:
         """All layers at once, and what is read out of each row: cut into so many rows each.
 
         Of one sequence or several that are joined; behind a prompt, and none of its rows idle.
+        `last` is the layer that is not run any more, if not all are.
         """
+        last = self.n_layers if last is None else last
         if self.flat is not None:
-            self._begin(step, cache)
-            found = self.flat.run_and_read(entering, step, cache, tap, counts)
+            self._begin(step, cache, last)
+            found = self.flat.run_and_read(entering, step, cache, tap, counts, last)
             if found is not None:
                 return found
         are_tokens = not entering.is_floating_point()
         hidden = self.adapter.embed(entering, step) if are_tokens else entering
-        states = self.pass_over(hidden, 0, self.n_layers, step, cache, tap)
+        states = self.pass_over(hidden, 0, last, step, cache, tap)
         cut = torch.split(states, [*counts], dim=1)
         return [*zip(cut, self.read_out(states).parts(counts), strict=True)]
 
-    def _begin(self, step: Step, cache: KVCache | JoinedCache) -> None:
-        """Announce to a cache the rows that all layers are about to write."""
-        cache.begin(step, 0, self.n_layers)
+    def _begin(self, step: Step, cache: KVCache | JoinedCache, last: int) -> None:
+        """Announce to a cache the rows that the layers before `last` are about to write."""
+        cache.begin(step, 0, last)
 
     def read_out(self, hidden: Tensor) -> Reading:
         """The same at once, for one sequence or several that are joined."""

@@ -133,8 +133,11 @@ class Descent:
 
     def token(self, token: int) -> ReadOut:
         """Run one more token."""
-        hidden = self._enter(self.session.ids([token]), self._next(), self.first)
-        return self._leave_at(self.first, hidden)
+        from ppdbench.decoding.loop import ReadOut
+
+        ids = self.session.ids([token])
+        _, reading = self.session.run_to_exit(ids, self.first, self._next())
+        return ReadOut(reading, self.first)
 
     def _prompt(self) -> tuple[Tensor, Step]:
         tokens = self.session.tokens

@@ -214,19 +214,20 @@ class ModelDrafter(Proposer):
 
     def _after(self, tokens: list[int]) -> Tensor:
         """Logits [1, ids that both models have] after `tokens`, which follow what is cached."""
-        hidden = self._feed(tokens)
-        return self.draft.logits(hidden[:, -1:])[:, 0, : min(self.known, self.width)]
-
-    def _feed(self, tokens: list[int]) -> Tensor:
-        hidden = self.draft.forward(self.draft.ids(tokens))
+        _, reading = self.draft.run_and_read(tokens)
         self.draft.tokens += tokens
-        return hidden
+        self._refuse_nan(float(reading.heights[-1]))
+        return reading.logits[:, -1, : min(self.known, self.width)]
+
+    def _feed(self, tokens: list[int]) -> None:
+        """Run tokens that follow what is cached."""
+        self.draft.forward(self.draft.ids(tokens))
+        self.draft.tokens += tokens
 
     def _unsure(self, logits: Tensor) -> bool:
         """True to stop here; it must not depend on the draw, or draws would be biased."""
-        likeliest = float(logits.float().softmax(-1).amax())
-        self._refuse_nan(likeliest)
-        return likeliest < self.options.confidence
+        confidence = self.options.confidence
+        return confidence > 0 and float(logits.float().softmax(-1).amax()) < confidence
 
     def _refuse_nan(self, number: float) -> None:
         if not math.isfinite(number):

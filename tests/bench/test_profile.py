@@ -125,6 +125,15 @@ def test_a_greedy_step_reads_all_weights_and_the_rows_so_far(loaded: Loaded) -> 
     assert meter.profile(decoded)["pass_bytes"] == 11 * (weights - buffers) + row * keys
 
 
+def test_a_step_to_an_exit_reads_the_layers_before_it_and_the_readout(loaded: Loaded) -> None:
+    _, meter, _ = metered(loaded, "early-exit", exit_layer="1")
+    whole = metered(loaded, "greedy")[1].calls[-1].bytes
+    staged = loaded.staged
+    above = sum(staged.layer_bytes(layer) for layer in range(1, staged.n_layers))
+    keys = staged.cache_shape.bytes(1) // staged.n_layers * (staged.n_layers - 1)
+    assert meter.calls[-1].bytes == whole - above - keys * 20
+
+
 def test_skipped_blocks_are_not_read(loaded: Loaded) -> None:
     staged = loaded.staged
     skipping = SkippedModel(staged, {1, 2}, {1})

@@ -356,8 +356,9 @@ class FlatPasses:
         cache: KVCache | JoinedCache,
         tap: Tap | None,
         counts: Sequence[int],
+        last: int,
     ) -> list[tuple[Tensor, Reading]] | None:
-        """Run all layers over [1, row, hidden] and read out each row, all in one go.
+        """Run the layers before `last` over [1, row, hidden] and read out each row, in one go.
 
         Tokens [1, row] do as well where the model `looks_up` what enters its first layer.
         What comes out is cut into so many rows each, and that before the pass, behind which
@@ -373,8 +374,7 @@ class FlatPasses:
             found.extend(zip(cut, reading.parts(counts), strict=True))
             return call
 
-        layers = range(len(self.adapter.layers))
-        done = self.layers.run(hidden, layers, step, cache, tap, readout)
+        done = self.layers.run(hidden, range(last), step, cache, tap, readout)
         return None if done is None else found
 
     def without(self, attention: Collection[int], mlp: Collection[int]) -> FlatPasses | None:

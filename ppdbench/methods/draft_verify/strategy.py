@@ -127,19 +127,20 @@ class SelfDrafter(Proposer):
     def propose(self, session: Session, room: int) -> Draft:
         import torch
 
-        base, token = session.cached, session.ids(session.tokens[-1:])
+        base, newest = session.cached, session.tokens[-1]
         tokens: list[Tensor] = []
         drawn: list[Tensor] = []
         for row in range(base, base + min(room, self.options.draft_length)):
-            hidden = self._session.forward(token, self._session.chain(1, row))
-            logits = self._session.logits(hidden)[:, -1]
-            token, probabilities = self._chooser.draw(logits)
+            _, reading = self._session.run_and_read([newest], self._session.chain(1, row))
+            token, probabilities = self._chooser.draw_last(reading)
+            newest = int(token)
             # An unlikely token ends the draft but stays in it: to drop what was drawn because
             # of what it is would change what the others were drawn from.
             tokens.append(token)
             if probabilities is not None:
                 drawn.append(probabilities)
-            if float(torch.softmax(logits.float(), -1)[0, token[0, 0]]) < self.threshold.value:
+            likelihoods = torch.softmax(reading.logits[0, -1].float(), -1)
+            if float(likelihoods[newest]) < self.threshold.value:
                 break
         session.cache.truncate(base)
         ids: list[int] = torch.cat(tokens, dim=1)[0].tolist()

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ppdbench.decoding.loop import Prefill, Verified
     from ppdbench.decoding.sampling import Chooser
     from ppdbench.engine.cache import KVCache
-    from ppdbench.engine.masks import StepMaker
+    from ppdbench.engine.masks import Step, StepMaker
+    from ppdbench.engine.reading import Reading
     from ppdbench.engine.session import Session
 
 REUSES = ("kvq", "kv", "none")
@@ -122,17 +123,17 @@ class SelfSpeculation(Proposer):
     def propose(self, session: Session, room: int) -> Draft:
         import torch
 
-        states = [self._run(session, session.ids(self._unseen(session)))]
+        given = session.ids(self._unseen(session))
+        states: list[Tensor] = []
         tokens: list[Tensor] = []
         drawn: list[Tensor] = []
         while len(tokens) < min(room, self._length):
-            if len(states) == len(tokens):
-                states.append(self._run(session, tokens[-1]))
-            logits = session.logits(states[-1])[:, -1]
-            if self._unsure(logits):
+            hidden, reading = self._run_and_read(session, given)
+            states.append(hidden)
+            if self._unsure(reading.logits[:, -1]):
                 break
-            token, probabilities = self._chooser.draw(logits)
-            tokens.append(token)
+            given, probabilities = self._chooser.draw_last(reading)
+            tokens.append(given)
             if probabilities is not None:
                 drawn.append(probabilities)
         # Only now does the host wait for the tokens, all at once.
@@ -158,16 +159,31 @@ class SelfSpeculation(Proposer):
         cache.truncate(session.cached)
         return session.tokens[cache.length(0) :]
 
+    def _run_and_read(self, session: Session, ids: Tensor) -> tuple[Tensor, Reading]:
+        """Run the layers below the exit over the tokens that follow, and read out.
+
+        Of the states it returns the last, [1, 1, hidden].
+        """
+        if session.fixed_rows is not None:
+            hidden = self._run(session, ids)
+            return hidden, session.read(hidden)
+        cache, step = self._cache(session), self._step(session, ids.shape[1])
+        hidden, reading = session.model.run_to_exit(ids, self.exit_layer, step, cache)
+        return hidden[:, -1:], reading
+
     def _run(self, session: Session, ids: Tensor) -> Tensor:
-        """Layers below the exit over the tokens that follow; the last state [1, 1, hidden]."""
-        n, first = ids.shape[1], self._cache(session).length(0)
-        if self._own is None:
-            step = session.chain(n, start=first)
-            return session.run(session.embed(ids, step), 0, self.exit_layer, step)[:, -1:]
-        cache, steps = self._own
-        step = steps.chain(first, n)
+        """The same without a readout: the last state."""
+        step = self._step(session, ids.shape[1])
         hidden = session.embed(ids, step)
+        if self._own is None:
+            return session.run(hidden, 0, self.exit_layer, step)[:, -1:]
+        cache, _ = self._own
         return session.model.run(hidden, 0, self.exit_layer, step, cache)[:, -1:]
+
+    def _step(self, session: Session, n: int) -> Step:
+        """A pass of the next `n` tokens through these layers."""
+        first = self._cache(session).length(0)
+        return session.chain(n, start=first) if self._own is None else self._own[1].chain(first, n)
 
     def _cache(self, session: Session) -> KVCache:
         return session.cache if self._own is None else self._own[0]

@@ -108,11 +108,36 @@ def test_passes_over_tokens_are_those_over_their_states(
     start = session.cached
     for step in (session.chain(1), session.chain(4), session.tree(TREE)):
         ids, found = tokens(step.n_query, 3), []
-        for entering in (model.entering(ids, step), model.embed(session.ids(ids), step)):
+        words = session.ids(ids)
+        for entering in (model.entering(words, step), model.embed(words, step)):
             [done] = model.pass_and_read(entering, step, session.cache, None, [step.n_query])
             found.append((done[0], done[1].logits, done[1].likeliest, done[1].peaks))
             session.cache.truncate(start)
         assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+@torch.inference_mode()
+def test_a_pass_to_an_exit_is_its_layers_and_then_their_readout(
+    name: str, dtype: torch.dtype
+) -> None:
+    model = made(name, dtype)
+    [session] = started(model)[:1]
+    start, last = session.cached, model.n_layers - 1
+    for n in (1, 3):
+        ids, step = session.ids(tokens(n, 3)), session.chain(n)
+        hidden = session.run(session.embed(ids, step), 0, last, step)
+        wanted = session.read(hidden)
+        rows = [session.cache.rows(layer) for layer in range(last)]
+        kept = [(keys.clone(), values.clone()) for keys, values in rows]
+        session.cache.truncate(start)
+        states, reading = session.run_to_exit(ids, last, step)
+        assert torch.equal(states, hidden)
+        assert torch.equal(reading.logits, wanted.logits) and reading.tokens == wanted.tokens
+        assert session.cache.length(last - 1) == start + n and session.cache.length(last) == start
+        for layer, before in enumerate(kept):
+            assert all(map(torch.equal, session.cache.rows(layer), before))
+        session.cache.truncate(start)
 
 
 def test_so_they_are_in_several_passes_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
