@@ -157,15 +157,17 @@ def token_by_token(session: Session, model: TokenByToken, request: Request) -> D
     times: list[float] = []
     # Collected, not read: whether there was NaN is asked once, at the end.
     depths, peaks = [read.depth], {1: read.reading.heights}
-    while (finish := limits.finish(output)) is None:
+    finish = limits.finish(output)
+    while finish is None:
         before = clock.now()
         read = model.token(output[-1])
         output.append(chooser.choose_last(read.reading, session.tokens))
-        times.append(1e3 * (clock.now() - before))
-        tell_watcher(session, len(output) - 1, read)
         session.tokens.append(output[-1])
         depths.append(read.depth)
         peaks[len(output)] = read.reading.heights
+        finish = limits.finish(output)
+        times.append(1e3 * (clock.now() - before))
+        tell_watcher(session, len(output) - 1, read)
     refuse_nan(session, peaks, depths)
     steps = tuple(map(StepRecord, times))
     return Decoded(tuple(output), prefill_ms, steps, finish, exits=tuple(depths))
@@ -187,7 +189,8 @@ def speculative(session: Session, proposer: Proposer, request: Request) -> Decod
     prefill_ms = 1e3 * (clock.now() - before)
     steps: list[tuple[Any, ...]] = []  # the fields of a record
     trees = False
-    while (finish := limits.finish(output)) is None:
+    finish = limits.finish(output)
+    while finish is None:
         before = clock.now()
         # The token that the model adds itself takes the last place.
         room = limits.max_new_tokens - len(output) - 1
@@ -202,6 +205,7 @@ def speculative(session: Session, proposer: Proposer, request: Request) -> Decod
         session.tokens += new[:kept]
         if kept == len(new):
             proposer.learn(session, verified)
+        finish = limits.finish(output)
         spent_ms, drafting_ms = 1e3 * (clock.now() - before), 1e3 * (between - before)
         accepted = min(kept, len(verified.outcome.path))
         joined = tuple((i.layer, len(i)) for i in draft.insertions)
