@@ -187,9 +187,13 @@ class Counted(ModelDrafter):
         self.passes.append([])
         return super().propose(session, room)
 
-    def _feed(self, tokens: list[int]) -> torch.Tensor:
+    def _feed(self, tokens: list[int]) -> None:
         self.passes[-1].append(len(tokens))
-        return super()._feed(tokens)
+        super()._feed(tokens)
+
+    def _after(self, tokens: list[int]) -> torch.Tensor:
+        self.passes[-1].append(len(tokens))
+        return super()._after(tokens)
 
 
 def test_no_row_is_run_twice_and_what_is_missing_comes_in_one_pass() -> None:

@@ -424,14 +424,19 @@ def test_with_prompt_tokens_a_draft_takes_fewer_passes(
 ) -> None:
     plain, prompted, target = drafters("llama", tmp_path / "p", UNEVEN, draft_length=6)
     passes: Counter[StagedModel] = Counter()
-    run_layers = StagedModel.run
 
-    def counted(self: StagedModel, *arguments: Any, **options: Any) -> Tensor:
-        passes[self] += 1
-        return run_layers(self, *arguments, **options)
+    def count(name: str) -> None:
+        real = getattr(StagedModel, name)
+
+        def counted(self: StagedModel, *arguments: Any, **options: Any) -> Any:
+            passes[self] += 1
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(StagedModel, name, counted)
 
     prompted.twin = near("llama")
-    monkeypatch.setattr(StagedModel, "run", counted)
+    for name in ("run", "pass_and_read"):  # layers, and all of them with what is read out
+        count(name)
     for drafter in (plain, prompted):
         decode_case(drafter, Case("plain", tokens(9, 1), Limits(40)), target)
     assert passes[prompted.draft.model] < 0.8 * passes[plain.draft.model]
