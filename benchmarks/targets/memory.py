@@ -3,8 +3,9 @@
     python -m benchmarks.targets.memory MODEL DTYPE
 
 The libraries' own code is apart: it is the same for every model, and whoever has Python and
-transformers open has it already. It is loaded by running the smallest of models first. Weights
-count once, as they are stored: a second copy of any is beyond them.
+transformers open has it already. It is loaded by running the smallest of models first; so is the
+package that reads files of llama.cpp's, for a model from one. Weights count once, as they are
+stored: a second copy of any is beyond them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import json
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 from benchmarks.targets.rows import DTYPES, MIDDLE, REAL, TargetRow, in_another_process
@@ -42,6 +44,8 @@ def memory(_: int) -> Iterator[TargetRow]:
 def beyond(name: str, dtype: str) -> tuple[float, int]:
     """The share held beyond weights and cache, and the bytes that libraries hold."""
     run_once(TINY, dtype)
+    if model(name, dtype).is_gguf:
+        import_module("gguf")
     gc.collect()
     before = resident()
     loaded, session = run_once(name, dtype)
@@ -51,12 +55,17 @@ def beyond(name: str, dtype: str) -> tuple[float, int]:
 
 def run_once(name: str, dtype: str) -> tuple[Loaded, Session]:
     """A model that has decoded one prompt; the peak is counted from when it was loaded."""
-    loaded = load(ModelSpec(name=name, dtype=dtype, device="cpu", offline=True))
+    loaded = load(model(name, dtype))
     forget_peak_memory(loaded.staged.device)
     session = Session(loaded.staged, 192)
     prompt = pseudo_prompts(loaded.tokenizer, 1, 64)[0]
     autoregressive(session, Request(prompt, Limits(32), Clock(loaded.staged.device)))
     return loaded, session
+
+
+def model(name: str, dtype: str) -> ModelSpec:
+    """The model of a name, from this machine alone."""
+    return ModelSpec(name=name, dtype=dtype, device="cpu", offline=True)
 
 
 def resident(name: str = "VmRSS") -> int:

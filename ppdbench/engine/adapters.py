@@ -34,6 +34,7 @@ from ppdbench.engine.packing import (
     SharedWords,
     exchange,
     for_all_owners,
+    has_copies,
     is_lookup,
     packed,
     spans,
@@ -295,6 +296,11 @@ class Adapter:
         attending, kinds = self.anatomy.attending, self.family.rotary_kinds(self.config)
         return kinds[index if index in attending else min(attending)]
 
+    @cached_property
+    def rope_kinds(self) -> list[str | None]:
+        """The rotary tables of the layers, each once, in the order in which layers take them."""
+        return list(dict.fromkeys(map(self.rope_kind, range(len(self.layers)))))
+
     def rotary(self, step: Step, kind: str | None) -> Rotary:
         """cos and sin of the step's positions: [1, query, rotary_dim]."""
         tables = self.whole_rotary(kind, step.positions.device)
@@ -381,7 +387,8 @@ class Adapter:
                 before(index)
             exchange(layer, make)
             files.release()
-            trim()
+            if has_copies(layer):
+                trim()
             if behind is not None:
                 behind(index)
         self.head = exchange(self.head, make)
@@ -472,7 +479,7 @@ class Adapter:
     def _fill_rotary(self, capacity: int) -> None:
         if not self._has_tables:
             return
-        for kind in {self.rope_kind(i) for i in range(len(self.layers))}:
+        for kind in self.rope_kinds:
             held = self._rotary.get((kind, self.device))
             if held is None or held[0].shape[0] < capacity:
                 tables = self._rotary_table(capacity, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +32,7 @@ from ppdbench.engine.staged import StagedModel
 from ppdbench.engine.weights import parts
 from ppdbench.errors import ConfigError, PpdbenchError
 from ppdbench.files.resources import reference_is_there, reference_model
+from ppdbench.machine.pages import trim
 
 DTYPES = {
     "float32": torch.float32,
@@ -208,6 +210,8 @@ def take_over(
     staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text, passes=passes)
     if stock is not None:
         held_family.hold(staged, stock, spec.name)
+    gc.collect()  # what loading has made and nobody has any more
+    trim()
     return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file, *facts)
 
 

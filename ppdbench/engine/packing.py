@@ -41,6 +41,8 @@ class PackedLinear(nn.Module):
     """y = x W^T + b over a packed W, which only `forward` can read."""
 
     bias: nn.Parameter | None
+    in_place = False
+    """True if its weights lie where those that it was made of did."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -104,11 +106,15 @@ def can_pack(weight: Tensor) -> bool:
 
 def weights_of(product: nn.Module) -> tuple[Tensor, Tensor | None] | None:
     """The weights of a linear layer in plain rows and its bias; None of anything else."""
-    if not is_linear(product) and not transposed(product):
+    if not _is_product(product):
         return None
-    weight = product.get_parameter("weight").data
-    bias = None if product.bias is None else product.get_parameter("bias").data
-    return weight.t() if transposed(product) else weight, bias
+    own: Any = product
+    bias = None if own.bias is None else own.bias.data
+    return own.weight.data.t() if transposed(product) else own.weight.data, bias
+
+
+def _is_product(module: nn.Module) -> bool:
+    return is_linear(module) or transposed(module)
 
 
 def packed(module: nn.Module) -> nn.Module:
@@ -130,7 +136,7 @@ def exchange(module: nn.Module, make: Exchange) -> nn.Module:
 
 def exchangeable(module: nn.Module) -> Iterator[nn.Module]:
     """The products in a module that `exchange` may put others in the place of."""
-    if weights_of(module) is not None:
+    if _is_product(module):
         yield module
     plain = _read_by(module)
     for name, child in module.named_children():
@@ -163,9 +169,10 @@ def for_all_owners(make: Exchange, owners: Iterable[nn.Module]) -> Exchange:
 
 def _identity(product: nn.Module) -> tuple[int, ...] | None:
     """The numbers of plain weight and bias of a linear layer, none alike; else None."""
-    if weights_of(product) is None or not all(map(is_plain, product.parameters())):
+    weights = [p for p in product._parameters.values() if p is not None]
+    if not _is_product(product) or not all(map(is_plain, weights)):
         return None
-    return tuple(map(id, product.parameters()))
+    return tuple(map(id, weights))
 
 
 @cache
@@ -185,6 +192,12 @@ def weights_read(forward: Callable[..., Any]) -> frozenset[str]:
 def pack(module: nn.Module) -> nn.Module:
     """Replace the linear layers in `module`, or `module` itself, by packed ones."""
     return exchange(module, packed)
+
+
+def has_copies(module: nn.Module) -> bool:
+    """True if a product in a module was packed elsewhere than where its weight lay."""
+    packed = (m for m in module.modules() if isinstance(m, PackedLinear))
+    return any(not m.in_place for m in packed)
 
 
 def spans(module: nn.Module) -> list[Span]:

@@ -34,8 +34,9 @@ AT_ONCE = 1 << 20
 
 DROP, LARGE, NOW = 4, 14, 25  # madvise(2): MADV_DONTNEED, MADV_HUGEPAGE, MADV_COLLAPSE
 
-# Memory on large pages is asked for in pieces of so many bytes, or larger ones.
-CHUNK = 64 << 20
+# Memory on large pages is set aside in chunks of so many bytes, or larger ones. It is taken as it
+# is written to, by large pages: of the last one of a chunk a part stays unused.
+CHUNK = 512 << 20
 # Neighbours in memory are apart by what the allocator notes between them, or a small tensor.
 GAP = 64 << 10
 LINE = 64  # bytes that a processor fetches at once
@@ -109,8 +110,7 @@ class LargePages:
         if chunk is None or self._used + n_bytes > len(chunk):
             if _large_page() is None or not hasattr(mmap, "MADV_HUGEPAGE"):
                 return zeros((n,), dtype, torch.device("cpu"))
-            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has pages of its own
-            mapped = mmap.mmap(-1, max(CHUNK, n_bytes), private)
+            mapped = _set_aside(n_bytes)
             with suppress(OSError):  # a kernel that was built without
                 mapped.madvise(mmap.MADV_HUGEPAGE)
             chunk = np.frombuffer(mapped, np.uint8)
@@ -129,6 +129,15 @@ class LargePages:
         start, end = span(tensor)
         whole = tensor.untyped_storage().nbytes() == end - start
         return whole and any(low <= start and end <= high for low, high in self._spans.values())
+
+
+def _set_aside(n_bytes: int) -> mmap.mmap:
+    """Memory for a chunk, or for so many bytes alone where a limit forbids more."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has pages of its own
+    try:
+        return mmap.mmap(-1, max(CHUNK, n_bytes), private)
+    except OSError:
+        return mmap.mmap(-1, n_bytes, private)
 
 
 def _give_back(freed: Span) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import mmap
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppdbench.machine import libc, pages
-from ppdbench.machine.pages import CHUNK, LINE, Files, LargePages, enlarge, span, zeros
+from ppdbench.machine.pages import LINE, Files, LargePages, enlarge, span, zeros
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -130,9 +132,12 @@ def _has_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @linux
 @pytest.mark.usefixtures("_has_large_pages")
-def test_weights_on_large_pages_lie_one_behind_another_and_apart() -> None:
+def test_weights_on_large_pages_lie_one_behind_another_and_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "CHUNK", MIB)
     room = LargePages()
-    asked = [(1000, torch.float32), (33, torch.bfloat16), (CHUNK // 4 + 8, torch.float32)]
+    asked = [(1000, torch.float32), (33, torch.bfloat16), (MIB // 4 + 8, torch.float32)]
     given = [room.zeros(n, dtype) for n, dtype in [*asked, asked[0]]]
     for number, (piece, (n, dtype)) in enumerate(zip(given, [*asked, asked[0]], strict=True)):
         assert (len(piece), piece.dtype) == (n, dtype)
@@ -159,6 +164,26 @@ def test_large_pages_are_given_back_with_the_last_weight_on_them() -> None:
     gc.collect()
     assert room._chunk() is None
     assert not room.zeros(1000, torch.float32).any()
+
+
+@linux
+@pytest.mark.usefixtures("_has_large_pages")
+def test_where_no_whole_chunk_may_be_set_aside_a_piece_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, asked = mmap.mmap, list[int]()
+
+    def within_limit(file: int, n: int, flags: int) -> Any:
+        asked.append(n)
+        if n > MIB:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(file, n, flags)
+
+    monkeypatch.setattr(mmap, "mmap", within_limit)
+    room = LargePages()
+    made = [room.zeros(n, torch.uint8).fill_(n // 1000) for n in (1000, 2000)]
+    assert [int(each.float().mean()) for each in made] == [1, 2]
+    assert asked == [pages.CHUNK, 1024, pages.CHUNK, 2048]
+    with pytest.raises(OSError, match="Cannot allocate"):
+        room.zeros(2 * MIB, torch.uint8)
 
 
 @linux

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as fn
 
-from ppdbench.engine.flat.understood import NotUnderstoodError
+from ppdbench.engine.flat.understood import NotUnderstoodError, described_by
 
 SPARSITY = "activation_sparsity"  # the share of gates that an MLP drops
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -45,12 +45,28 @@ def xielu_of(module: Callable[[Tensor], Tensor]) -> tuple[float, float, float] |
 def sparsity_of(block: nn.Module) -> float | None:
     """The deviations above the mean of a row below which an MLP drops its gates, if it does."""
     share = getattr(block, SPARSITY, 0.0)
+    if not share:
+        return None
     usual: Any = torch.distributions.Normal(0, 1)
-    return float(usual.icdf(torch.tensor(share))) if share else None
+    return float(usual.icdf(torch.tensor(share)))
 
 
 def activation_of(module: Callable[[Tensor], Tensor]) -> str:
     """Name an activation by what it computes."""
+    described = described_by(module) if isinstance(module, nn.Module) else None
+    if described is None:
+        return _asked(module)
+    if described not in _KNOWN:
+        _KNOWN[described] = _asked(module)
+    return _KNOWN[described]
+
+
+# Names of activations, by all that tells one from another.
+_KNOWN: dict[object, str] = {}
+
+
+def _asked(module: Callable[[Tensor], Tensor]) -> str:
+    """Name an activation by what it gives."""
     # Large ones, too: some are the same as others up to a limit.
     x = torch.cat([torch.linspace(-6.0, 6.0, 193), torch.tensor([-50.0, -12.0, 12.0, 50.0])])
     given = module(x)

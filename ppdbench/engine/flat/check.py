@@ -432,23 +432,27 @@ def _gathered(
     shape: Shape,
 ) -> np.ndarray:
     """The values that rows gather, head by head, all of them [head, row, number]."""
-    rows = []
-    for i, line in enumerate(shape.lines):
-        seen = [*range(start), *(start + row for row in line)][-(way.window or 0) :]
-        scores = queries[:, i, None] @ keys[:, seen].swapaxes(1, 2)
-        last = start + len(line)
-        scores = (scores + _tilted(way, last - len(seen), last)) * SCALE
-        sinks = np.full(HEADS, -np.inf) if way.sinks is None else _wide(way.sinks)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        unheard = np.exp(sinks[:, None, None] - scores.max(-1, keepdims=True))
-        total = weights.sum(-1, keepdims=True) + unheard
-        rows.append((weights / total @ values[:, seen]).ravel())
-    return np.stack(rows)
+    own = np.array([start + len(line) - 1 for line in shape.lines])
+    places = np.concatenate([np.arange(start), own])
+    seen = np.zeros((shape.rows, len(places)), bool)
+    seen[:, :start] = True
+    for row, line in enumerate(shape.lines):
+        seen[row, [start + each for each in line]] = True
+    if way.window is not None:
+        seen &= places > own[:, None] - way.window
+    scores = (queries @ keys.swapaxes(1, 2) + _tilted(way, places)) * SCALE
+    scores = np.where(seen, scores, -np.inf)
+    largest = scores.max(-1, keepdims=True)
+    sinks = np.full(HEADS, -np.inf) if way.sinks is None else _wide(way.sinks)
+    weights, unheard = np.exp(scores - largest), np.exp(sinks[:, None, None] - largest)
+    gathered = weights / (weights.sum(-1, keepdims=True) + unheard) @ values
+    found: np.ndarray = gathered.swapaxes(0, 1).reshape(shape.rows, -1)
+    return found
 
 
-def _tilted(way: AttentionWay, first: int, last: int) -> np.ndarray:
-    """Scores that the positions [first, last) add for each head: [head, 1, key]."""
+def _tilted(way: AttentionWay, places: np.ndarray) -> np.ndarray:
+    """What each head adds to the scores of keys at these places: [head, 1, key]."""
     if way.slopes is None:
         return np.zeros((HEADS, 1, 1))
-    grown = way.slopes[:, None, None] * torch.arange(first, last)
+    grown = way.slopes[:, None, None] * torch.from_numpy(places)
     return _wide(grown.bfloat16() if way.coarse else grown)

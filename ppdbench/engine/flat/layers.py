@@ -105,7 +105,7 @@ class LayerWriter:
         self.shape, self.sizes = adapter.cache_shape, sizes_of(adapter)
         self.stream = program.hidden.part(0, adapter.hidden_size)
         self.out = program.hidden
-        self.kinds = kinds_of(adapter)
+        self.kinds, self._words = adapter.rope_kinds, words_of(adapter)
         self.rotation = Rotation()
         self.growth: Growth | None = None
         self._unturned = frozenset(adapter.family.unturned(adapter.config))
@@ -117,7 +117,7 @@ class LayerWriter:
         """Write one layer, or what is left of it without one of its blocks."""
         layer, blocks = self.adapter.layers[index], self.adapter.blocks
         read = layer if mlp else layer.get_submodule(blocks.attention)
-        check_layer(read, words_of(self.adapter))
+        check_layer(read, self._words)
         if getattr(layer, "apply_residual_connection_post_layernorm", False):
             raise NotUnderstoodError("its blocks are added to what its norms give")
         norms = norms_of(layer)
@@ -152,7 +152,7 @@ class LayerWriter:
     def block(self, index: int) -> None:
         """Write the attention of a layer alone, over what is handed to it."""
         block = self.adapter.layers[index].get_submodule(self.adapter.blocks.attention)
-        check_layer(block, words_of(self.adapter), alone=is_given_heads(block))
+        check_layer(block, self._words, alone=is_given_heads(block))
         if is_given_heads(block):
             given = self._between_experts if has_experts(block) else self._behind_memory
             self.out = given(index, block)
@@ -532,7 +532,7 @@ class LayerWriter:
 
     def _transformed(self, module: nn.Module, states: Buffer) -> Buffer:
         """Write what states pass before the head: a product, an activation and a norm."""
-        check_layer(module, words_of(self.adapter))
+        check_layer(module, self._words)
         _check_parts(module, {TRANSFORM, TRANSFORM_NORM})
         product = product_of(module, TRANSFORM)
         found = self._buffer("transformed", product.out_features)
@@ -558,11 +558,6 @@ def _factor(layer: nn.Module) -> float:
     """The factor of what the blocks of a layer add to the stream."""
     found = (getattr(layer, name, None) for name in BLOCK_FACTORS)
     return next((float(factor) for factor in found if isinstance(factor, float | int)), 1.0)
-
-
-def kinds_of(adapter: Adapter) -> list[str | None]:
-    """The rotary tables of a model's layers, in the order that programs number them."""
-    return list(dict.fromkeys(map(adapter.rope_kind, range(len(adapter.layers)))))
 
 
 def _check_parts(whole: nn.Module, known: set[str]) -> None:

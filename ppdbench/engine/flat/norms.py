@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ppdbench.engine.flat.understood import NotUnderstoodError
+from ppdbench.engine.flat.understood import NotUnderstoodError, described_by
 
 if TYPE_CHECKING:
     from ppdbench.engine.flat.ops import Buffer, Program
@@ -131,11 +131,6 @@ KINDS = tuple(
 )
 
 
-# What a norm of a class computed last. If the next one computes the same to the bit, no other way
-# can be nearer.
-_FOUND: dict[type[nn.Module], WayToNorm] = {}
-
-
 def write_norm(
     program: Program, norm: nn.Module, source: Buffer, target: Buffer, each: int | None = None
 ) -> None:
@@ -176,26 +171,33 @@ def _weights(norm: nn.Module, width: int) -> list[tuple[Tensor, Tensor | None]]:
     return list(zip(rows, bias.data.reshape(rows.shape), strict=True))
 
 
+# What norms compute, by all that tells one from another but the numbers of their weights.
+_KNOWN: dict[tuple[object, int], WayToNorm] = {}
+
+
 @torch.no_grad()
 def _kind(norm: nn.Module, width: int) -> tuple[WayToNorm, float]:
     """Find what a norm computes, and its epsilon."""
     own: Any = norm
     eps = float(getattr(own, "variance_epsilon", getattr(own, "eps", USUAL)))
+    described = described_by(norm)
+    if (known := _KNOWN.get((described, width))) is not None:
+        return known, eps
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     weight = torch.ones(width) if weight is None else weight.data
     x = _probes(weight.shape, weight.dtype)
     found = norm(x)
-
-    def off(kind: WayToNorm) -> float:
-        return _distance(found, kind.of(x, weight, bias, eps))
-
-    last = _FOUND.get(type(norm))
-    if last is not None and torch.equal(found, last.of(x, weight, bias, eps)):
-        return last, eps
-    kind = min(KINDS, key=off)
-    if off(kind) > (1e-5 if weight.dtype == torch.float32 else 1e-2):
+    # Where nothing is narrower than what it is computed in, it is rounded but once.
+    kinds = [k for k in KINDS if weight.dtype != torch.float32 or not k.round_first]
+    made = {kind: kind.of(x, weight, bias, eps) for kind in kinds}
+    off = {kind: _distance(found, one) for kind, one in made.items()}
+    kind = min(kinds, key=off.__getitem__)
+    if off[kind] > (1e-5 if weight.dtype == torch.float32 else 1e-2):
         raise NotUnderstoodError(f"the norm {type(norm).__name__} is not known")
-    _FOUND[type(norm)] = kind
+    # Its weights may leave open which way it is: zeros do.
+    fitting = [k for k in kinds if torch.equal(found, made[k])]
+    if described is not None and len(fitting) == 1:
+        _KNOWN[described, width] = kind
     return kind, eps
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from ppdbench.engine.anatomy import mixers, names_in
@@ -212,3 +213,28 @@ def globals_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The names that a function's module has."""
     found: dict[str, Any] = getattr(function, "__globals__", {})
     return found
+
+
+def described_by(module: nn.Module) -> object:
+    """All that says what a small module computes but the numbers of its weights.
+
+    None where something else may have a say: parts, hooks, attributes that are no plain settings.
+    """
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    if hooks or module._buffers or module._modules:
+        return None
+    settings = {n: value for n, value in vars(module).items() if n not in _OF_ALL_MODULES}
+    if not all(map(_is_plain_setting, settings.values())):
+        return None
+    weights = ((n, p.shape, p.dtype) for n, p in module.named_parameters())
+    kind: Any = type(module)
+    return kind, kind.forward, tuple(weights), tuple(settings.items())
+
+
+_OF_ALL_MODULES = frozenset(vars(nn.Module()))
+
+
+def _is_plain_setting(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain_setting, value))
+    return isinstance(value, int | float | str | torch.dtype | NoneType)

@@ -81,14 +81,39 @@ def test_what_is_slower_for_some_rows_is_not_chosen(
         assert f"{1e3 * flat:.2f} ms flat, {1e3 * eager:.2f} ms eager" in path.why
 
 
-@pytest.mark.parametrize(("eager_s", "turns"), [(1.9e-3, choice.TURNS), (2.1e-3, 1)])
-def test_what_is_clear_at_once_is_not_measured_again(eager_s: float, turns: int) -> None:
-    adapter, clock = StagedModel(stock_model("llama"), packed=False).adapter, Turns(1e-3, eager_s)
+# So many times flat passes of one row and of nine, and eager ones of either, are measured.
+ONE_TURN, ALL_TURNS = (3, 3, 3, 3), (6, 6, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("flat_s", "eager_s", "measured"),
+    [
+        ((1e-3, 1e-3), (1.9e-3, 9e-3), ALL_TURNS),
+        ((1e-3, 2e-3), (2.1e-3, 4.1e-3), ONE_TURN),
+        ((2.1e-3, 4.1e-3), (1e-3, 2e-3), ONE_TURN),
+        ((1e-3, 1e-3), (2.1e-3, 9e-3), (3, 3, 3, 0)),
+        ((1e-3, 2e-3), (4.1e-3, 9e-3), (3, 3, 3, 0)),
+    ],
+)
+def test_what_is_clear_is_not_measured_again(
+    flat_s: tuple[float, float], eager_s: tuple[float, float], measured: tuple[int, ...]
+) -> None:
+    adapter, clock = StagedModel(stock_model("llama"), packed=False).adapter, Turns(flat_s, eager_s)
     clock.now()
-    choice.measure(adapter, tokens(9), clock)
-    assert clock.now() == turns * len(choice.ROWS) * choice.IN_A_TURN * (
-        Fraction(1e-3) + Fraction(eager_s)
-    )
+    one, nine = choice.measure(adapter, tokens(9), clock)
+    took = zip((*flat_s, *eager_s), measured, strict=True)
+    assert clock.now() == sum(Fraction(seconds) * times for seconds, times in took)
+    assert (one.flat_s, nine.flat_s, one.eager_s) == (*flat_s, eager_s[0])
+    # Eager passes of nine rows take no less than those of one, which flat ones of nine undercut.
+    assert nine.at_least == (not measured[-1])
+    assert nine.eager_s == eager_s[not nine.at_least]
+
+
+def test_a_bound_is_said_to_be_one() -> None:
+    adapter = StagedModel(stock_model("llama"), packed=False).adapter
+    _, path = choice.lay_out(adapter, tokens(9), FASTER, Turns((1e-3, 2e-3), (5e-3, 6e-3)))
+    assert "1 row: 1.00 ms flat, 5.00 ms eager" in path.why
+    assert "9 rows: 2.00 ms flat, at least 5.00 ms eager" in path.why
 
 
 def test_without_kernels_passes_are_eager_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
