@@ -457,10 +457,11 @@ def no_end_token_is_known() -> None:
 
 def drafts_go_on_behind_the_end() -> None:
     from ppdbench.decoding import loop
+    from ppdbench.decoding.limits import Finish, Limits
 
-    def commit(output: list[int], new: Sequence[int], limits: Any) -> int:
+    def commit(output: list[int], new: Sequence[int], limits: Limits) -> tuple[int, Finish | None]:
         output += new
-        return len(new)
+        return len(new), limits.finish(output)
 
     loop.commit = commit
 

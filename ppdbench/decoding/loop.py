@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppdbench.decoding.decoded import Decoded, StepRecord
 from ppdbench.decoding.draft import EMPTY, Draft
-from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.limits import Finish, Limits
 from ppdbench.decoding.passes import run_and_read
 from ppdbench.decoding.sampling import GREEDY, Chooser
 from ppdbench.decoding.verify import Acceptance, Outcome, accept_greedy, accept_sampled
@@ -201,11 +201,10 @@ def speculative(session: Session, proposer: Proposer, request: Request) -> Decod
         between = clock.now()
         verified = verifier.verify(draft, len(output) + 1)
         new = [*(draft.tokens[node] for node in verified.outcome.path), verified.outcome.token]
-        kept = commit(output, new, limits)
+        kept, finish = commit(output, new, limits)
         session.tokens += new[:kept]
         if kept == len(new):
             proposer.learn(session, verified)
-        finish = limits.finish(output)
         spent_ms, drafting_ms = 1e3 * (clock.now() - before), 1e3 * (between - before)
         accepted = min(kept, len(verified.outcome.path))
         joined = tuple((i.layer, len(i)) for i in draft.insertions)
@@ -225,13 +224,13 @@ def tell_watcher(
             session.watch.note(place, read.reading.logits[0, row], read.depth)
 
 
-def commit(output: list[int], new: Sequence[int], limits: Limits) -> int:
-    """Append tokens one by one, as greedy decoding would, until a limit; how many it took."""
+def commit(output: list[int], new: Sequence[int], limits: Limits) -> tuple[int, Finish | None]:
+    """Append tokens one by one, as greedy decoding would, until a limit; how many, and which."""
     for count, token in enumerate(new, start=1):
         output.append(token)
-        if limits.finish(output) is not None:
-            return count
-    return len(new)
+        if (finish := limits.finish(output)) is not None:
+            return count, finish
+    return len(new), None
 
 
 @dataclass(slots=True)

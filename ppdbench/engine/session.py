@@ -8,6 +8,7 @@ from time import perf_counter
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ppdbench.engine.cache import KVCache
 from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.masks import Joined, Step, numbers
 from ppdbench.engine.reading import Reading
@@ -88,15 +89,25 @@ class Session:
         return self.model.embed(pad(tokens, (0, step.idle)), step)[:, :n]
 
     def run(
-        self, hidden: Tensor, first: int, last: int, step: Step, *, tap: Tap | None = None
+        self,
+        hidden: Tensor,
+        first: int,
+        last: int,
+        step: Step,
+        *,
+        tap: Tap | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """Layers [first, last) over `hidden` [1, n, hidden]."""
-        n = hidden.shape[1]
+        """Layers [first, last) over `hidden` [1, n, hidden].
+
+        Their rows go into another `cache` if that is given.
+        """
+        n, cache = hidden.shape[1], cache or self.cache
         if not step.idle:
-            return self.model.run(hidden, first, last, step, self.cache, tap=tap)
+            return self.model.run(hidden, first, last, step, cache, tap=tap)
         seen = None if tap is None else lambda layer, hidden: tap(layer, hidden[:, :n])
         filled = pad(hidden, (0, 0, 0, step.idle))
-        return self.model.run(filled, first, last, step, self.cache, tap=seen)[:, :n]
+        return self.model.run(filled, first, last, step, cache, tap=seen)[:, :n]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head over `hidden` [1, n, hidden], after whichever layer."""
@@ -132,11 +143,16 @@ class Session:
         hidden = self.forward(self.ids(tokens), step, tap=tap)
         return hidden, self.read(hidden)
 
-    def run_to_exit(self, ids: Tensor, last: int, step: Step) -> tuple[Tensor, Reading]:
-        """Run the layers before `last` over `ids` [1, n] behind the prompt; read out each row."""
+    def run_to_exit(
+        self, ids: Tensor, last: int, step: Step, *, cache: KVCache | None = None
+    ) -> tuple[Tensor, Reading]:
+        """Run the layers before `last` over `ids` [1, n] behind the prompt; read out each row.
+
+        Their rows go into another `cache` if that is given.
+        """
         if self.fixed_rows is None:
-            return self.model.run_to_exit(ids, last, step, self.cache)
-        hidden = self.run(self.embed(ids, step), 0, last, step)
+            return self.model.run_to_exit(ids, last, step, cache or self.cache)
+        hidden = self.run(self.embed(ids, step), 0, last, step, cache=cache)
         return hidden, self.read(hidden)
 
     def run_prompt(self, *, tap: Tap | None = None) -> Tensor:

@@ -214,15 +214,18 @@ def _decoded(handed: Sequence[TimedPass], limits: Limits) -> Decoded:
     from ppdbench.decoding.loop import commit
 
     first, steps = handed[0], handed[1:]
-    output: list[int] = []
-    kept = [commit(output, part.tokens, limits) for part in handed if not _ended(output, limits)]
-    finish = limits.finish(output)
-    if finish is None:
+    output, taken, finish = list[int](), list[int](), None
+    for part in handed:
+        count, finish = commit(output, part.tokens, limits)
+        taken.append(count)
+        if finish is not None:
+            break
+    else:
         raise PpdbenchError(f"generate() ended by itself after {len(output)} tokens")
-    taken = kept[1:]
+    extra = taken.pop(0) - 1
     steps = steps[: len(taken)]
     if taken:
-        taken[0] += kept[0] - 1
+        taken[0] += extra
     ends = [first.seconds, *(step.seconds for step in steps)]
     times = (1e3 * (b - a) for a, b in pairwise(ends))
     return Decoded(
@@ -247,7 +250,3 @@ def _drawing(target: Target) -> dict[str, Any]:
     if target.logit_bias:
         options["sequence_bias"] = [[[token], bias] for token, bias in target.logit_bias]
     return options
-
-
-def _ended(output: list[int], limits: Limits) -> bool:
-    return bool(output) and limits.finish(output) is not None

@@ -164,21 +164,15 @@ class SelfSpeculation(Proposer):
 
         Of the states it returns the last, [1, 1, hidden].
         """
-        if session.fixed_rows is not None:
-            hidden = self._run(session, ids)
-            return hidden, session.read(hidden)
         cache, step = self._cache(session), self._step(session, ids.shape[1])
-        hidden, reading = session.model.run_to_exit(ids, self.exit_layer, step, cache)
+        hidden, reading = session.run_to_exit(ids, self.exit_layer, step, cache=cache)
         return hidden[:, -1:], reading
 
     def _run(self, session: Session, ids: Tensor) -> Tensor:
         """The same without a readout: the last state."""
-        step = self._step(session, ids.shape[1])
+        cache, step = self._cache(session), self._step(session, ids.shape[1])
         hidden = session.embed(ids, step)
-        if self._own is None:
-            return session.run(hidden, 0, self.exit_layer, step)[:, -1:]
-        cache, _ = self._own
-        return session.model.run(hidden, 0, self.exit_layer, step, cache)[:, -1:]
+        return session.run(hidden, 0, self.exit_layer, step, cache=cache)[:, -1:]
 
     def _step(self, session: Session, n: int) -> Step:
         """A pass of the next `n` tokens through these layers."""
