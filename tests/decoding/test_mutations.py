@@ -11,7 +11,7 @@ import torch
 
 from ppdbench.decoding import loop, verify
 from ppdbench.decoding.draft import Draft
-from ppdbench.decoding.limits import Limits
+from ppdbench.decoding.limits import Finish, Limits
 from ppdbench.engine.cache import KVCache
 from ppdbench.engine.masks import Step, StepMaker
 from tests.decoding.judging import judged, truth
@@ -19,6 +19,7 @@ from tests.decoding.matrix import CAPACITY, Oracle, cases, decode_case, known, r
 from tests.helpers import staged
 
 Patch = Callable[[pytest.MonkeyPatch], None]
+Committed = tuple[int, Finish | None]
 
 
 def position_off_by_one(patch: pytest.MonkeyPatch) -> None:
@@ -67,9 +68,9 @@ def wrong_rows_kept(patch: pytest.MonkeyPatch) -> None:
 def eos_ignored_inside_a_draft(patch: pytest.MonkeyPatch) -> None:
     """Only the last committed token is looked at."""
 
-    def commit(output: list[int], new: list[int], limits: Limits) -> int:
+    def commit(output: list[int], new: list[int], limits: Limits) -> Committed:
         output += new
-        return len(new)
+        return len(new), limits.finish(output)
 
     patch.setattr(loop, "commit", commit)
 
@@ -78,7 +79,7 @@ def bonus_token_dropped(patch: pytest.MonkeyPatch) -> None:
     """Of a pass that accepted something, the model's own token is lost."""
     real = loop.commit
 
-    def commit(output: list[int], new: list[int], limits: Limits) -> int:
+    def commit(output: list[int], new: list[int], limits: Limits) -> Committed:
         return real(output, new[:-1] or new, limits)
 
     patch.setattr(loop, "commit", commit)
