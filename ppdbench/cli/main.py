@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
 import click
 
@@ -21,6 +21,9 @@ from ppdbench.cli.common import notice, warn
 from ppdbench.errors import PpdbenchError, PpdbenchWarning, UnknownName
 from ppdbench.files.clean import clean
 from ppdbench.runs.shards import Shard
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # Imported when named, so that --help does not wait for torch.
 COMMANDS = {
@@ -146,6 +149,26 @@ def tell_warning(
         otherwise(message, category, *where)
 
 
+class Unheard(io.FileIO):
+    """A stream for people: that nobody can read it changes nothing in what a command does."""
+
+    def write(self, content: ReadableBuffer) -> int:
+        """Write what can be written; the rest is lost."""
+        try:
+            return super().write(content) or 0
+        except OSError:
+            return memoryview(content).nbytes
+
+
+def _heard_or_not() -> TextIO:
+    """Standard error, as it is but for what cannot be written to it."""
+    old = sys.stderr
+    raw = Unheard(old.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        cast("BinaryIO", raw), old.encoding, "backslashreplace", line_buffering=True
+    )
+
+
 def main() -> None:
     """Entry point of the installed command. Being told to end is an interrupt like any other."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -154,9 +177,9 @@ def main() -> None:
     for name in ("stdout", "stderr"):  # closed by whoever started this: nobody wants to read it
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    for stream in (sys.stdout, sys.stderr):  # where UTF-8 is not spoken, nothing fails for that
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not to fail where UTF-8 is not spoken
+    sys.stderr = _heard_or_not()
     codes: list[int] = []
     atexit.register(_leave, codes)  # first in, so that it is called last
     with warnings.catch_warnings():

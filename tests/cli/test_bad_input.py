@@ -588,3 +588,15 @@ def test_a_run_whose_tables_cannot_be_written_is_found_all_the_same() -> None:
     assert where == "run: run"
     assert why == "ppdbench: cannot read or write the output: No space left on device"
     assert read_run(Path("run")).samples
+
+
+@FULL
+@pytest.mark.parametrize(("place", "mode"), [("/dev/full", "w"), (os.devnull, "r")])
+def test_notes_that_cannot_be_written_change_nothing(place: str, mode: str) -> None:
+    """Exit code 1 would say that an output is not greedy's."""
+    words = [sys.executable, "-m", "ppdbench", "decode", *SMALL, "--format", "json", "--out", "run"]
+    with Path(place).open(mode) as unheard:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=unheard, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)
+    assert read_run(Path("run")).samples
