@@ -96,9 +96,9 @@ class FigurePoint:
 def check_exit(n_layers: int, exit_after: int) -> None:
     """Refuse exit layers that PPD cannot pipeline."""
     if n_layers < 2:
-        raise ConfigError(f"n_layers={n_layers}: nothing to pipeline; use 2 layers or more")
+        raise ConfigError(f"layers={n_layers}: nothing to pipeline; use 2 layers or more")
     if n_layers > MOST_LAYERS:
-        raise ConfigError(f"n_layers={n_layers}: no model is so deep; use 2..{MOST_LAYERS}")
+        raise ConfigError(f"layers={n_layers}: no model is so deep; use 2..{MOST_LAYERS}")
     first = (n_layers + 1) // 2
     allowed = f"use {first}..{n_layers - 1}"
     if not 1 <= exit_after < n_layers:

@@ -142,7 +142,7 @@ class Trainings(click.Group):
         return sorted(TRAINABLES)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return _command(TRAINABLES.get(name)) if name in TRAINABLES else None
+        return _command(TRAINABLES.get(name))
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.help = f"Train what the papers learn.\n\n\b\n{_examples()}"

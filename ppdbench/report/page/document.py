@@ -125,9 +125,12 @@ def _lead(runs: Sequence[Run]) -> str:
     tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
     kinds = list(dict.fromkeys(run.kind for run in runs))
     count = "One run" if len(runs) == 1 else f"{len(runs)} runs"
-    words = f"{count} ({', '.join(kinds)}) on {', '.join(tasks)}."
-    random = any(run.header.model.synthetic for run in runs)
-    return f"{words} The weights are random: outputs mean nothing, times do." if random else words
+    words = [f"{count} ({', '.join(kinds)}) on {', '.join(tasks)}."]
+    if any(run.header.model.synthetic for run in runs):
+        words.append("The weights are random: outputs mean nothing, times do.")
+    lacking = [run for run in runs if run.unfinished]
+    words += [f"{'' if len(runs) == 1 else f'{r.name}: '}{r.unfinished}" for r in lacking]
+    return " ".join(words)
 
 
 def _style() -> str:

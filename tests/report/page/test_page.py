@@ -110,6 +110,19 @@ def test_pseudo_states_are_drawn_step_by_step_below_0_too(tmp_path: Path) -> Non
     assert {"-0.5", "0", "1"} <= set(ticks)
 
 
+def test_the_first_lines_say_what_is_unfinished(tmp_path: Path) -> None:
+    """Before the numbers that it may change."""
+    data = {"gsm8k": {"metrics": [], "sha256": "aaaa", "examples": 7}}
+    part, whole = made.bench(tmp_path / "part", data=data), made.bench(tmp_path / "whole")
+    words = "Unfinished: 3 of 21 samples are missing; finish it with --resume."
+    lead = re.compile('class="lead">([^<]*)<')
+    found = [lead.search(text_of(*folders)) for folders in ([part], [whole], [part, whole])]
+    alone, complete, both = (one.group(1) for one in found if one is not None)
+    assert alone.endswith(f"gsm8k. {words}")
+    assert "Unfinished" not in complete
+    assert both.endswith(f"part: {words}")
+
+
 def test_nothing_comes_from_outside(full: str) -> None:
     reader = Reader(full)
     addresses = [
