@@ -451,7 +451,7 @@ def _gathered(
 
 
 def _tilted(way: AttentionWay, places: np.ndarray) -> np.ndarray:
-    """What each head adds to the scores of keys at these places: [head, 1, key]."""
+    """The scores that each head adds for keys at these places: [head, 1, key]."""
     if way.slopes is None:
         return np.zeros((HEADS, 1, 1))
     grown = way.slopes[:, None, None] * torch.from_numpy(places)
