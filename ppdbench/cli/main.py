@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -163,10 +163,9 @@ class Unheard(io.FileIO):
 def _heard_or_not() -> TextIO:
     """Standard error, as it is but for what cannot be written to it."""
     old = sys.stderr
-    raw = Unheard(old.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(
-        cast("BinaryIO", raw), old.encoding, "backslashreplace", line_buffering=True
-    )
+    by_bytes = io.BufferedWriter(Unheard(old.fileno(), "w", closefd=False))
+    # Where UTF-8 is not spoken, nothing fails for that.
+    return io.TextIOWrapper(by_bytes, old.encoding, "backslashreplace", line_buffering=True)
 
 
 def main() -> None:
@@ -178,7 +177,7 @@ def main() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # not to fail where UTF-8 is not spoken
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.stderr = _heard_or_not()
     codes: list[int] = []
     atexit.register(_leave, codes)  # first in, so that it is called last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -210,7 +209,6 @@ def take_over(
     staged = StagedModel(model, packed=packed, keep=keep, stored=stored, text=text, passes=passes)
     if stock is not None:
         held_family.hold(staged, stock, spec.name)
-    gc.collect()  # what loading has made and nobody has any more
     trim()
     return Loaded(spec, staged, tokenizer, eos, pad, fingerprint, file, *facts)
 

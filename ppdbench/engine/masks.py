@@ -149,19 +149,15 @@ class Step:
         if self.positions.device == device:
             return self
         if device not in self._elsewhere:
+            places = self.places
             self._elsewhere[device] = replace(
                 self,
                 placed=self.positions.to(device),
                 visible=None if self.visible is None else self.visible.to(device),
-                places=lambda: self._places_on(device),
+                places=None if places is None else lambda: _moved(places(), device),
                 rows=None if self.rows is None else self.rows.to(device),
             )
         return self._elsewhere[device]
-
-    def _places_on(self, device: torch.device) -> Places:
-        assert self.places is not None
-        queries, keys = self.places()
-        return queries.to(device), keys.to(device)
 
     def mask(self, window: int | None) -> Tensor | None:
         """The boolean mask [1, 1, query, key] for layers with this window."""
@@ -193,6 +189,11 @@ class Step:
         return self._added[kind]
 
 
+def _moved(places: Places, device: torch.device) -> Places:
+    queries, keys = places
+    return queries.to(device), keys.to(device)
+
+
 @dataclass(frozen=True, slots=True)
 class FixedShape:
     """The one shape of every decoding pass: query rows, and key rows that they read.
@@ -203,6 +204,30 @@ class FixedShape:
 
     rows: int
     keys: int
+
+
+class _Tables:
+    """Tables that steps take parts of; they know no step, so that none lives on for them."""
+
+    def __init__(self, index: Tensor) -> None:
+        self._index = index  # [1, capacity]
+        self._causal: Tensor | None = None  # [1, PREBUILT_ROWS, 2 * capacity]
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """Consecutive numbers: [1, end - start]."""
+        return self._index[:, start:end]
+
+    def below(self, start: int, n: int) -> Tensor:
+        """The mask of a few consecutive rows behind `start` others: [1, n, start + n]."""
+        capacity, device = self._index.shape[1], self._index.device
+        if self._causal is None:
+            with torch.inference_mode(False):
+                rows = torch.arange(PREBUILT_ROWS, device=device)[:, None] + capacity
+                keys = torch.arange(2 * capacity, device=device)
+                self._causal = (keys <= rows)[None]
+        # Of row i of the table the first capacity + 1 + i are seen, of row i here start + 1 + i.
+        hidden = capacity - start
+        return self._causal[:, :n, hidden : hidden + start + n]
 
 
 class StepMaker:
@@ -225,9 +250,9 @@ class StepMaker:
         self.window = window
         self.shape = shape
         self.index = torch.arange(capacity, device=device)[None]  # [1, capacity]
-        self._causal_rows: Tensor | None = None  # [1, PREBUILT_ROWS, 2 * capacity]
-        self._rows = lru_cache(maxsize=KEPT_PARTS)(self._cut_rows)
-        self._below = lru_cache(maxsize=KEPT_PARTS)(self._cut_below)
+        tables = _Tables(self.index)
+        self._rows = lru_cache(maxsize=KEPT_PARTS)(tables.rows)
+        self._below = lru_cache(maxsize=KEPT_PARTS)(tables.below)
 
     def prefill(self, n_query: int) -> Step:
         """The first tokens of a sequence."""
@@ -250,27 +275,15 @@ class StepMaker:
 
     def _causal(self, step: Step) -> Step:
         step.visible = self._triangle(step.start, step.n_query)
-        step.places = lambda: (step.positions, self.index[:, : step.end])
+        start, end = step.start, step.end
+        step.places = lambda: (self._rows(start, end), self.index[:, :end])
         return step
-
-    def _cut_rows(self, start: int, end: int) -> Tensor:
-        return self.index[:, start:end]
 
     def _triangle(self, start: int, n: int) -> Tensor:
         """Make the mask of `n` consecutive rows behind `start` others: [1, n, start + n]."""
         if n > PREBUILT_ROWS:
             return self.index[:, None, : start + n] <= self.index[:, start : start + n, None]
         return self._below(start, n)
-
-    def _cut_below(self, start: int, n: int) -> Tensor:
-        if self._causal_rows is None:
-            with torch.inference_mode(False):
-                rows = torch.arange(PREBUILT_ROWS, device=self.device)[:, None] + self.capacity
-                keys = torch.arange(2 * self.capacity, device=self.device)
-                self._causal_rows = (keys <= rows)[None]
-        # Of row i of the table the first capacity + 1 + i are seen, of row i here start + 1 + i.
-        hidden = self.capacity - start
-        return self._causal_rows[:, :n, hidden : hidden + start + n]
 
     def _filled_up(self, step: Step, shape: FixedShape) -> Step:
         """The same pass in the fixed shape."""

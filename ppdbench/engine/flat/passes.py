@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import is_not
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -150,7 +150,7 @@ class FlatLayers:
 
     def _given(self, step: Step, cache: KVCache | JoinedCache) -> Sequence[Pass] | None:
         """Make them once per step; None if the rows see others than a chain's or a tree's do."""
-        if step.flat is None or step.flat[0] is not cache or step.flat[1] is not step.given:
+        if step.flat is None or step.flat[0]() is not cache or step.flat[1] is not step.given:
             made: Sequence[Pass]
             if isinstance(cache, JoinedCache):
                 assert isinstance(step, JoinedStep)
@@ -161,7 +161,7 @@ class FlatLayers:
                 made = self._made(step, cache)
             else:
                 return None
-            step.flat = cache, step.given, made
+            step.flat = ref(cache), step.given, made  # a cache holds its newest step
         given: Sequence[Pass] = step.flat[2]
         return given
 
