@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -21,9 +21,6 @@ from ppdbench.cli.common import notice, warn
 from ppdbench.errors import PpdbenchError, PpdbenchWarning, UnknownName
 from ppdbench.files.clean import clean
 from ppdbench.runs.shards import Shard
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 # Imported when named, so that --help does not wait for torch.
 COMMANDS = {
@@ -152,7 +149,7 @@ def tell_warning(
 class Unheard(io.FileIO):
     """A stream for people: that nobody can read it changes nothing in what a command does."""
 
-    def write(self, content: ReadableBuffer) -> int:
+    def write(self, content: Any) -> int:
         """Write what can be written; the rest is lost."""
         try:
             return super().write(content) or 0
