@@ -363,7 +363,8 @@ def at_work(launch: subprocess.Popen[str]) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.environ()["RANK"])
 
 
-LONG = [*PROBE, "--limit", "16", "--max-new-tokens", "48"]
+# So long that no rank is done before it is told to end, however late that is.
+LONG = [*PROBE, "--limit", "16", "--max-new-tokens", "160"]
 
 
 @pytest.mark.slow
