@@ -42,6 +42,7 @@ COMMANDS = {
 }
 COMPLETION = "_PPDBENCH_COMPLETE"  # set by a shell that asks what Tab is to offer
 INTERRUPTED = 130
+ESCAPED = "backslashreplace"  # letters, where UTF-8 is not spoken: nothing fails for that
 
 
 class Commands(click.Group):
@@ -161,8 +162,7 @@ def _heard_or_not() -> TextIO:
     """Standard error, as it is but for what cannot be written to it."""
     old = sys.stderr
     by_bytes = io.BufferedWriter(Unheard(old.fileno(), "w", closefd=False))
-    # Where UTF-8 is not spoken, nothing fails for that.
-    return io.TextIOWrapper(by_bytes, old.encoding, "backslashreplace", line_buffering=True)
+    return io.TextIOWrapper(by_bytes, old.encoding, ESCAPED, line_buffering=True)
 
 
 def main() -> None:
@@ -174,7 +174,7 @@ def main() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+        sys.stdout.reconfigure(errors=ESCAPED)
     sys.stderr = _heard_or_not()
     codes: list[int] = []
     atexit.register(_leave, codes)  # first in, so that it is called last
