@@ -17,8 +17,10 @@ The command line turns them into that line and an exit code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher, get_close_matches
+
+LIKE, OF_BEST = 0.5, 0.8  # how like names are that are offered; and as part of the nearest one
 
 
 class PpdbenchError(Exception):
@@ -36,9 +38,18 @@ class UnknownName(ConfigError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = get_close_matches(name, names, n=3, cutoff=0.5)
+        near = _near(name, names)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         super().__init__(f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}")
+
+
+def _near(name: str, names: Sequence[str]) -> list[str]:
+    """Up to three names that may have been meant: none that is far less like it than the first."""
+    near = get_close_matches(name, names, n=3, cutoff=LIKE)
+    if not near:
+        return []
+    best = SequenceMatcher(None, near[0], name).ratio()
+    return get_close_matches(name, near, n=3, cutoff=max(LIKE, OF_BEST * best))
 
 
 class DataError(PpdbenchError):

@@ -47,3 +47,13 @@ def test_near_names_are_suggested() -> None:
     found.add("layerskip", 1)
     with pytest.raises(UnknownName, match="did you mean layerskip"):
         found.get("layerskp")
+
+
+def test_names_far_from_the_nearest_one_are_not_suggested() -> None:
+    found: Registry[int] = Registry("task")
+    for name in ("gsm8k", "xsum"):
+        found.add(name, 1)
+    with pytest.raises(UnknownName, match=r"did you mean gsm8k\?"):
+        found.get("gsm8")
+    with pytest.raises(UnknownName, match=r"did you mean xsum\?"):
+        found.get("sum")

@@ -47,6 +47,15 @@ def written_by_others(folder: Path, option: str = "--out") -> ConfigError:
     )
 
 
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Say, where something cannot be written to an `--out`, which folder that is."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
 def unwritable(folder: Path, error: OSError, option: str = "--out") -> ConfigError:
     """Return the error for a folder that nothing can be written to."""
     why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror

@@ -24,8 +24,10 @@ def check_folder(option: str, name: str) -> Path:
     if not name.strip():
         raise ConfigError(f"{option} is empty; give a folder")
     path = Path(name).expanduser()
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{option} {name} is a file; give a folder")
+    there = _nearest(path)
+    if not there.is_dir():
+        what = "is a file" if there == path.absolute() else f"lies below a file, {there}"
+        raise ConfigError(f"{option} {name} {what}; give a folder")
     return path
 
 
@@ -35,10 +37,16 @@ def check_writable(path: str | Path) -> Path:
     # Missing folders are made on saving, so ask the nearest one that is there.
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a directory")
-    there = next(parent for parent in path.absolute().parents if parent.exists())
+    there = _nearest(path.absolute().parent)
     try:
         # Rights alone do not tell: root has them where nothing can be made.
         with tempfile.TemporaryFile(dir=there):
             return path
     except OSError:
         raise ConfigError(f"cannot write {path}: {there} is not a writable folder") from None
+
+
+def _nearest(path: Path) -> Path:
+    """Return what there is of a path: itself, or the nearest folder or file above it."""
+    whole = path.absolute()
+    return next(part for part in (whole, *whole.parents) if part.exists())

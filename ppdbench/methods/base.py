@@ -254,10 +254,12 @@ def strategy(
 
 def split_name(text: str) -> tuple[str, str]:
     """A method and its options as typed: `layerskip:draft_length=4`, `transformers:greedy`."""
-    name, _, rest = text.partition(":")
+    name, colon, rest = text.partition(":")
     if any(known.startswith(f"{name}:") for known in METHODS):
-        second, _, rest = rest.partition(":")
+        second, colon, rest = rest.partition(":")
         name = f"{name}:{second}"
+    if colon and not rest:
+        raise ConfigError(f"method {text!r}: no option follows the colon; use {name}:key=value")
     return name, rest
 
 

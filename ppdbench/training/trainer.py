@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ppdbench.errors import ConfigError, DataError, Interrupted, NumericalError, one_line
-from ppdbench.files.lock import unwritable, written_alone
+from ppdbench.files.lock import writing_to, written_alone
 from ppdbench.files.whole import write_whole
 from ppdbench.machine.freed import Scattered
 from ppdbench.runs.workload import Report
@@ -262,11 +262,8 @@ class Trainer:
             "tokens_per_s": round(self._tokens_per_s(step, began), 1),
             **({} if norm is None else {"gradient_norm": round(norm, 6)}),
         }
-        try:
-            with (self.out / LOG).open("a", encoding="utf-8") as log:
-                log.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise DataError(f"cannot write to {self.out}: {error.strerror}") from error
+        with writing_to(self.out), (self.out / LOG).open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
 
     @property
     def _tokens(self) -> int:
@@ -295,10 +292,8 @@ class Trainer:
         if resume and (there or self._checkpoints()):
             return self._load()
         if self.accelerator.is_main_process:
-            try:
+            with writing_to(self.out):
                 self._write_state(self.facts)
-            except OSError as error:
-                raise unwritable(self.out, error) from error
         self.accelerator.wait_for_everyone()
         return 0
 

@@ -216,6 +216,9 @@ CASES = {
     "unknown option of a method": decode(
         "--method patient --set weit=3", "'weit'", "did you mean wait", "eager, wait"
     ),
+    "method without the option it announces": decode(
+        "--method layerskip:", "'layerskip:'", "no option follows", "layerskip:key=value"
+    ),
     "option of a method without any": decode("--set x=1", "'greedy'", "no options", "'x'"),
     "unknown format": probe("--format xml", "'xml'", "json", "latex"),
     "unknown option": probe("--tusk squad", "--tusk", "--task"),

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from ppdbench.engine.vocabulary import vocabulary_hash
 from ppdbench.errors import ConfigError, DataError
+from ppdbench.files.lock import writing_to
 from ppdbench.files.whole import replacing, write_whole
 from ppdbench.runs.workload import Report, silent
 from ppdbench.training.text import TextSpec, tokenized
@@ -231,24 +232,20 @@ def build_datastore(
         sample=_sample(tokens, suffixes),
     )
     said = {"format": FORMAT, "version": VERSION, **asdict(header)}
-    try:
+    with writing_to(folder):
         with replacing(folder / SUFFIXES) as partial:
             partial.write_bytes(suffixes.tobytes())
-    except OSError as error:
-        raise DataError(f"cannot write to {folder}: {error.strerror}") from error
-    write_whole(folder / HEADER, json.dumps(said, indent=2) + "\n")
+        write_whole(folder / HEADER, json.dumps(said, indent=2) + "\n")
     return Datastore(header, tokens, suffixes)
 
 
 @contextmanager
 def _claimed(folder: Path) -> Iterator[None]:
     """The folder for a datastore; where nothing could be written to it, it is not left behind."""
-    try:
+    with writing_to(folder):
         if (folder / HEADER).exists():
             raise ConfigError(f"{folder} holds a datastore already; give --out another folder")
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write to {folder}: {error.strerror}") from error
     try:
         yield
     except BaseException:

@@ -281,7 +281,7 @@ def test_a_text_without_words_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
-    with pytest.raises(DataError, match="cannot write to"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*store: it is no folder; choose"):
         built(tmp_path, [[5, 6]])
 
 
