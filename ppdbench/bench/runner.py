@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -326,9 +327,9 @@ def decode_missing(
     items = folder.shard.part(items)
     missing = [item for item in items if left(item, interleaved.methods, folder)]
     report("warming up", len(items) - len(missing), len(items))
-    for item in missing[:1]:
+    for number, item in enumerate(_to_hold(missing, interleaved.loaded)):
         ready = interleaved.ready(item)
-        interleaved.warm_up(ready, warmup - 1)
+        interleaved.warm_up(ready, 0 if number else warmup - 1)
         interleaved.hold(ready)
     for number, item in enumerate(map(interleaved.ready, missing)):
         lacking = left(item, interleaved.methods, folder)
@@ -339,6 +340,14 @@ def decode_missing(
             sample = sample_of(item, each.label, outcomes, interleaved.loaded, load)
             folder.append(code.examined(sample, chat=item.chat is not None) if code else sample)
         report(item.task.name, len(items) - len(missing) + number + 1, len(items))
+
+
+def _to_hold(items: Sequence[Item], loaded: Loaded) -> Iterator[Item]:
+    """Give the first example, and one that is longer than a window if that is not: it sees less."""
+    yield from items[:1]
+    window = loaded.staged.adapter.named_window
+    if items and window is not None and len(items[0].ids) <= window:
+        yield from islice((item for item in items if len(item.ids) > window), 1)
 
 
 def decode_streams(

@@ -40,6 +40,7 @@ from ppdbench.engine.packing import (
     spans,
 )
 from ppdbench.engine.weights import parts
+from ppdbench.engine.windows import windows_of
 from ppdbench.errors import UnsupportedModel
 from ppdbench.machine.pages import Files, enlarge, trim
 
@@ -508,13 +509,22 @@ class Adapter:
     def _windows(self) -> tuple[int | None, ...]:
         if self.family.windows is not None:
             return tuple(self.family.windows(self.config))
-        window = getattr(self.config, "sliding_window", None)
+        found = windows_of(self.body, getattr(self.body, self._named(self.family.layers)))
+        if found is not None:
+            return found
+        window = self.named_window
         if getattr(self.config, "use_sliding_window", True) is False:
             window = None
         kinds = getattr(self.config, "layer_types", None)
         if kinds is None:
             return (window,) * len(self.layers)
         return tuple(window if kind in SLIDING else None for kind in kinds)
+
+    @property
+    def named_window(self) -> int | None:
+        """The window that the config names, whether or not layers have it."""
+        named: int | None = getattr(self.config, "sliding_window", None)
+        return named
 
     @property
     def narrowest_window(self) -> int | None:
