@@ -22,6 +22,7 @@ from ppdbench.engine.footprint import on_meta
 from ppdbench.engine.gguf import settings, source, weights, words
 from ppdbench.engine.gguf.file import GgufFile, read
 from ppdbench.engine.offload import NOTHING, StoredWeights
+from ppdbench.engine.own_settings import warn_of_own_settings
 from ppdbench.engine.packed_levels import Packing, plain_weights
 from ppdbench.engine.pass_check import TEXT
 from ppdbench.engine.placement import DISK, Placement, check_asked, place_parts, refuse_too_large
@@ -201,6 +202,7 @@ def take_over(
     names = (FILE, MERGED, PART_OF, STORED_AS, LEFT_OUT)
     file, *facts = (getattr(model, name, None) for name in names)
     model = laid_out(spec, model)
+    warn_of_own_settings(model, spec.name)
     eos, pad = token_ids(model)
     # Of a model in pieces no process has all; what lies on disk would be read twice more.
     complete = keep is None and spec.device_map is None
