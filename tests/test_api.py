@@ -274,8 +274,8 @@ def test_problems_are_told_with_their_codes() -> None:
     told = problems({"not_run": {"x": "no file"}}, [failed, wrong, sample], Path("r"))
     assert [(p.text, p.code) for p in told] == [
         ("x did not run: no file", BROKEN),
-        ("1 examples failed; the first: m on t 1: out of luck", BROKEN),
-        ("1 outputs differ from greedy (see verdict in r)", WRONG),
+        ("1 example failed; the first: m on t 1: out of luck", BROKEN),
+        ("1 output differs from greedy (see verdict in r)", WRONG),
     ]
 
 

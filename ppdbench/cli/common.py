@@ -325,7 +325,8 @@ def left_over(run: FinishedRun) -> int:
         return 0
     samples = f"{run.missing} sample{'s' * (run.missing > 1)}"
     if run.shard.is_job:
-        notice(f"note: {samples} of other shards are not there yet")
+        verb = "are" if run.missing > 1 else "is"
+        notice(f"note: {samples} of other shards {verb} not there yet")
         return 0
     notice(f"ppdbench: {samples} missing, a process ended early; continue with --resume")
     return 3

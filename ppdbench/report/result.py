@@ -46,11 +46,15 @@ def problems(header: Header, samples: Sequence[Sample], path: Path) -> list[Prob
         first = failed[0]
         where = f"{first.method} on {first.task} {first.example_id}"
         found.append(
-            Problem(f"{len(failed)} examples failed; the first: {where}: {first.error}", BROKEN)
+            Problem(
+                f"{len(failed)} example{'s' * (len(failed) > 1)} failed; the first: {where}: {first.error}",
+                BROKEN,
+            )
         )
     mismatches = sum(sample.verdict == "mismatch" for sample in samples)
     if mismatches:
-        text = f"{mismatches} outputs differ from greedy (see verdict in {path})"
+        differ = "outputs differ" if mismatches > 1 else "output differs"
+        text = f"{mismatches} {differ} from greedy (see verdict in {path})"
         found.append(Problem(text, WRONG))
     return found
 

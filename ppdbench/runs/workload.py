@@ -58,8 +58,8 @@ def without_score(task: str, examples: Sequence[str]) -> str:
     """Say which examples have a reference that cannot be scored."""
     named = ", ".join(examples[:5]) + (", ..." if len(examples) > 5 else "")
     return (
-        f"{task}: no score for {len(examples)} examples, whose reference holds no answer to "
-        f"compare with: {named}"
+        f"{task}: no score for {len(examples)} example{'s' * (len(examples) > 1)}, whose reference "
+        f"holds no answer to compare with: {named}"
     )
 
 

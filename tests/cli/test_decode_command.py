@@ -316,8 +316,8 @@ def test_a_reference_without_an_answer_is_named_and_its_example_has_no_score(
     asked += ["--task", "gsm8k", "--data", str(data), "--max-new-tokens", "4", "--out", "run"]
     assert run([*asked, "--format", "table"]) == 0
     said = capsys.readouterr()
-    assert "gsm8k: no score for 1 examples, whose reference holds no answer" in said.err
-    assert "note: gsm8k: no score for 1 examples" in said.err
+    assert "gsm8k: no score for 1 example, whose reference holds no answer" in said.err
+    assert "note: gsm8k: no score for 1 example" in said.err
     assert "gsm8k: 1 outputs had no score" in " ".join(said.out.split())
     assert [s["scores"]["gsm8k_accuracy"] is None for s in samples("run")] == [False, True, False]
     assert json.loads(Path("run/run.json").read_text())["data"]["gsm8k"]["unscored"] == ["1"]
@@ -341,7 +341,7 @@ def test_a_reference_without_an_answer_is_told_before_anything_is_decoded(
     asked = [*command, "--method", "jacobi", "--model", model_folder(tmp_path / "model")]
     assert run([*asked, "--task", "gsm8k", "--data", str(data), "--out", "run"]) == 2
     assert [line for line in capsys.readouterr().err.splitlines() if "gsm8k" in line] == [
-        "warning: gsm8k: no score for 1 examples, whose reference holds no answer to compare with: "
+        "warning: gsm8k: no score for 1 example, whose reference holds no answer to compare with: "
         "1"
     ]
 

@@ -130,8 +130,8 @@ def speedup_of(label: str, summary: Mapping[str, Any]) -> SpeedupBar:
 
 
 def _words(summary: Mapping[str, Any], value: float | None) -> str:
-    if summary["mismatch"] and summary["exact"]:
-        return f"{summary['mismatch']} mismatches: no speedup"
+    if (n := summary["mismatch"]) and summary["exact"]:
+        return f"{n} mismatch{'es' * (n > 1)}: no speedup"
     if value is None:
         return str(summary["speedup_withheld"] or "no result")
     text, interval = evidence.speedup_cells(summary)

@@ -309,8 +309,8 @@ def test_no_speedup_stands_beside_a_mismatch(tmp_path: Path) -> None:
     ]
     head = made.header("bench", methods=made.methods("swift"))
     text = text_of(made.write(tmp_path / "run", head, samples))
-    assert "1 outputs differ from greedy" in text
-    assert "1 mismatches: no speedup" in text
+    assert "1 output differs from greedy" in text
+    assert "1 mismatch: no speedup" in text
     assert "2.00×" not in text
     assert "2.00x" not in text
 
@@ -322,7 +322,7 @@ def test_failed_examples_are_listed_with_their_errors(tmp_path: Path) -> None:
     ]
     head = made.header("bench", methods=made.methods("swift"), not_run={"broken": "no such file"})
     text = text_of(made.write(tmp_path / "run", head, samples))
-    for words in ("1 examples failed", "ran out of luck", "no such file", "1 FAILED"):
+    for words in ("1 example failed", "ran out of luck", "no such file", "1 FAILED"):
         assert words in text, words
 
 

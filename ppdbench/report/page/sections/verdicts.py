@@ -37,7 +37,8 @@ def _headline(run: Run) -> Node:
     identical, ties = (sum(s[kind] for s in exact) for kind in ("identical", "tie"))
     judged = sum(s["n_examples"] - s["failed"] for s in exact)
     if run.mismatches:
-        return badge("bad", f"{run.name}: {run.mismatches} outputs differ from greedy")
+        differ = "outputs differ" if run.mismatches > 1 else "output differs"
+        return badge("bad", f"{run.name}: {run.mismatches} {differ} from greedy")
     if not judged:
         return badge("plain", f"{run.name}: no output of an exact method to compare with greedy")
     words = f"{run.name}: {identical} of {judged} outputs of exact methods are greedy's"
@@ -74,8 +75,9 @@ def _failures(runs: Sequence[Run]) -> list[Node]:
     sheet = Sheet(
         "Failed examples", ("example", "task", "method", "run", "error"), rows, notes=notes
     )
+    said = "examples failed; they count" if len(failed) > 1 else "example failed; it counts"
     return [
-        badge("bad", f"{len(failed)} examples failed; they count in no figure"),
+        badge("bad", f"{len(failed)} {said} in no figure"),
         html_table(sheet),
     ]
 
