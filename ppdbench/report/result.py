@@ -45,12 +45,8 @@ def problems(header: Header, samples: Sequence[Sample], path: Path) -> list[Prob
     if failed:
         first = failed[0]
         where = f"{first.method} on {first.task} {first.example_id}"
-        found.append(
-            Problem(
-                f"{len(failed)} example{'s' * (len(failed) > 1)} failed; the first: {where}: {first.error}",
-                BROKEN,
-            )
-        )
+        n = f"{len(failed)} example{'s' * (len(failed) > 1)}"
+        found.append(Problem(f"{n} failed; the first: {where}: {first.error}", BROKEN))
     mismatches = sum(sample.verdict == "mismatch" for sample in samples)
     if mismatches:
         differ = "outputs differ" if mismatches > 1 else "output differs"
