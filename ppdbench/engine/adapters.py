@@ -38,6 +38,7 @@ from ppdbench.engine.packing import (
     is_lookup,
     packed,
     spans,
+    taken,
 )
 from ppdbench.engine.weights import parts
 from ppdbench.engine.windows import windows_of
@@ -270,7 +271,9 @@ class Adapter:
             normed = normed / self.before_head
         if self.transform is not None:
             normed = self.transform(normed)
-        return self._projected(self.family.project_out, normed)
+        normed = self._projected(self.family.project_out, normed)
+        # Layers may hand on states of a wider type than the head's weights.
+        return normed if normed.dtype == self.dtype else normed.to(taken(self.head) or self.dtype)
 
     def readout(self, normed: Tensor) -> Tensor:
         """Logits of normed hidden states, scale and soft cap included."""

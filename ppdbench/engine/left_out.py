@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ppdbench.engine.anatomy import adds_itself
 from ppdbench.engine.families import BlockNames
-from ppdbench.engine.packing import packed_bytes
+from ppdbench.engine.packing import packed_bytes, taken
 from ppdbench.errors import UnsupportedModel
 
 
@@ -114,8 +114,10 @@ def _gives_two(block: nn.Module, norm: nn.Module | None) -> bool:
     scale = getattr(norm, "weight", None)
     if "experts" not in dict(block.named_children()) or scale is None or scale.is_meta:
         return False
+    # Norms may hold their weights in a wider type than what they give is of.
+    row = torch.zeros_like(scale, dtype=taken(block))[None, None]
     with torch.inference_mode():
-        return isinstance(block(torch.zeros_like(scale)[None, None]), tuple)
+        return isinstance(block(row), tuple)
 
 
 def check_blocks(blocks: BlockNames, layers: Iterable[nn.Module]) -> None:

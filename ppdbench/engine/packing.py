@@ -113,6 +113,21 @@ def weights_of(product: nn.Module) -> tuple[Tensor, Tensor | None] | None:
     return own.weight.data.t() if transposed(product) else own.weight.data, bias
 
 
+def taken(module: nn.Module) -> torch.dtype | None:
+    """The type of what a product, or a block of several, is given: that of its largest weight.
+
+    None where no weight tells.
+    """
+    packed = [m.packed for m in module.modules() if isinstance(m, PackedLinear)]
+    told = [
+        weight
+        for weight in (*packed, *module.parameters())
+        # Whatever is narrower, as quantised weights are, is not computed in.
+        if weight.is_floating_point() and weight.element_size() > 1
+    ]
+    return max(told, key=Tensor.numel).dtype if told else None
+
+
 def _is_product(module: nn.Module) -> bool:
     return is_linear(module) or transposed(module)
 
@@ -176,17 +191,22 @@ def _identity(product: nn.Module) -> tuple[int, ...] | None:
 
 
 @cache
-def weights_read(forward: Callable[..., Any]) -> frozenset[str]:
-    """Name the parts of a module whose weights its forward looks at itself, as routers do."""
+def read_of_parts(forward: Callable[..., Any]) -> frozenset[tuple[str, str]]:
+    """What a forward looks at of each part of its module: names of a part and of a thing in it."""
     found, part = set(), ""
     for each in dis.get_instructions(inspect.unwrap(forward)):
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if each.argval == "weight":
-                found.add(part)
+            found.add((part, str(each.argval)))
             part = str(each.argval)
         else:
             part = ""
     return frozenset(found)
+
+
+@cache
+def weights_read(forward: Callable[..., Any]) -> frozenset[str]:
+    """Name the parts of a module whose weights its forward looks at itself, as routers do."""
+    return frozenset(part for part, name in read_of_parts(forward) if name == "weight")
 
 
 def pack(module: nn.Module) -> nn.Module:

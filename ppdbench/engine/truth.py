@@ -21,7 +21,7 @@ from ppdbench.engine.anatomy import text_config
 from ppdbench.engine.loading import ModelSpec, laid_out, load_stock, token_ids
 from ppdbench.engine.memory import CACHES, forgets
 from ppdbench.engine.nearness import distance, gap
-from ppdbench.engine.packing import weights_read
+from ppdbench.engine.packing import read_of_parts
 from ppdbench.engine.weights import is_plain
 from ppdbench.engine.wider import WIDER, one_by_one
 from ppdbench.errors import ConfigError, NumericalError
@@ -270,8 +270,13 @@ def can_be_spread(spec: ModelSpec) -> bool:
 
 @contextmanager
 def widened(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Let `model` compute in a wider type; one module at a time holds its weights in it."""
-    narrow: dict[nn.Module, dict[str, Tensor]] = {}
+    """Let `model` compute in a wider type; one module at a time holds its weights in it.
+
+    Those that a module reads of a part stay wide until its own call ends, however often it calls
+    the part.
+    """
+    # Of each wide part the module whose call widened it, and what it held before.
+    narrow: dict[nn.Module, tuple[nn.Module, dict[str, Tensor]]] = {}
 
     def widen(module: nn.Module, _: Any) -> None:
         for part in _read_by(module):
@@ -281,15 +286,16 @@ def widened(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 if tensor is not None and tensor.is_floating_point() and tensor.dtype != dtype
             }
             if held and part not in narrow:
-                narrow[part] = held
+                narrow[part] = module, held
                 for name, tensor in held.items():
                     wide = tensor.to(dtype)
                     _put(part, name, wide if name in part._buffers else nn.Parameter(wide, False))
 
     def restore(module: nn.Module, *_: Any) -> None:
         for part in _read_by(module):
-            for name, tensor in narrow.pop(part, {}).items():
-                _put(part, name, tensor)
+            if part in narrow and narrow[part][0] is module:
+                for name, tensor in narrow.pop(part)[1].items():
+                    _put(part, name, tensor)
 
     hooks = [
         handle
@@ -309,8 +315,8 @@ def widened(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             module.config = config
         for hook in hooks:
             hook.remove()
-        for module in list(narrow):
-            restore(module)
+        for by, _ in list(narrow.values()):
+            restore(by)
 
 
 @contextmanager
@@ -330,8 +336,9 @@ def _plain_experts(model: Any) -> Iterator[None]:
 
 def _read_by(module: nn.Module) -> list[nn.Module]:
     """A module and those of its parts whose weights its own forward reads."""
-    names = weights_read(type(module).forward)
-    return [module, *(part for name, part in module.named_children() if name in names)]
+    read = read_of_parts(type(module).forward)
+    parts = module.named_children()
+    return [module, *(p for name, p in parts if any((name, own) in read for own in p._parameters))]
 
 
 def _put(module: nn.Module, name: str, tensor: Tensor) -> None:

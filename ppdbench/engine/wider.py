@@ -34,14 +34,27 @@ class WideProduct(nn.Module):
         self._of = (product,)  # in a tuple, so that its weights are not taken for ours
         self._dtype = dtype
 
+    @property
+    def weight(self) -> Tensor:
+        """All of the weights at once, for those that look at them themselves, as mixers do."""
+        return self._rows().to(self._dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias, in the wider type."""
+        (product,) = self._of
+        return None if product.bias is None else product.bias.to(self._dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
-        (product,) = self._of
-        weight = product.rows() if isinstance(product, PackedLinear) else product.weight
         x = x.to(self._dtype)
-        parts = torch.split(weight, ROWS)
+        parts = torch.split(self._rows(), ROWS)
         out = torch.cat([linear(x, part.to(self._dtype)) for part in parts], dim=-1)
-        return out if product.bias is None else out + product.bias.to(self._dtype)
+        return out if (bias := self.bias) is None else out + bias
+
+    def _rows(self) -> Tensor:
+        (product,) = self._of
+        return product.rows() if isinstance(product, PackedLinear) else product.weight
 
 
 class WideModule(nn.Module):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.families import tiny
 from ppdbench.engine.adapters import Adapter
+from ppdbench.engine.loading import ModelSpec, take_over
+from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
-from tests.families import FAMILIES, WINDOW, stock_model
+from tests.families import FAMILIES, WINDOW, greedy_truth, stock_model
 from tests.helpers import CAPACITY, WINDOWED, assert_near, tokens
+
+IDS = tokens(9)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -43,6 +49,40 @@ def test_before_and_behind_the_layers_stands_what_stands_there_in_transformers(n
     if model.adapter.enters_by_row():
         assert torch.equal(model.adapter.held_words[ids], embedded)
     assert_near(model.adapter.logits(seen["last"]), found.logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba"])
+@torch.inference_mode()
+def test_the_head_is_handed_its_own_type_where_layers_keep_states_in_float32(
+    family: str, dtype: torch.dtype
+) -> None:
+    stock = tiny(family).to(dtype)
+    for packed in (False, True):
+        model = StagedModel(copy.deepcopy(stock), packed=packed)
+        session, seen = Session(model, CAPACITY), []
+        session.reset(IDS)
+        logits = session.prefill(tap=lambda _, hidden, seen=seen: seen.append(hidden))
+        assert {hidden.dtype for hidden in seen} == {torch.float32}
+        normed = model.adapter.norm(seen[-1])
+        assert normed.dtype == model.adapter.readout(normed).dtype == logits.dtype == dtype
+        found = []
+        for _ in range(12):
+            found.append(int(logits[0, -1].argmax()))
+            logits = session.advance(session.ids(found[-1:]))
+        assert found == greedy_truth(stock, IDS, 12)
+    checked = take_over(ModelSpec(name="tiny", device="cpu"), copy.deepcopy(stock), None)
+    assert checked.staged.dtype == dtype
+
+
+@torch.inference_mode()
+def test_a_head_in_a_wider_type_than_the_words_is_handed_what_it_was() -> None:
+    adapter = Adapter(stock_model("llama").to(torch.bfloat16))
+    adapter.head, hidden = adapter.head.float(), torch.randn(1, 2, 32)
+    assert adapter.final_norm is not None
+    adapter.final_norm.float()
+    assert torch.equal(adapter.norm(hidden), adapter.final_norm(hidden))
+    assert adapter.logits(hidden).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -126,6 +126,20 @@ def test_the_same_in_a_wider_type_is_the_stock_model_in_that_type(family: str) -
     torch.testing.assert_close(found, whole_pass(wide, PROMPT, 1), rtol=close, atol=close)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "falcon_mamba"])
+def test_mixers_that_look_at_weights_of_products_find_them_in_the_wider_type(
+    family: str, dtype: torch.dtype, packed: bool
+) -> None:
+    narrow = copy.deepcopy(stock(family)).to(dtype)
+    model = wider(StagedModel(copy.deepcopy(narrow), packed=packed))
+    true = whole_pass(narrow.to(model.dtype), PROMPT, 1)
+    found = prefilled(model).prefill()
+    assert found.dtype == model.dtype != dtype
+    torch.testing.assert_close(found.float(), true, rtol=1e-5, atol=1e-5)  # theirs are float32
+
+
 def test_states_stay_in_float32_between_layers_that_compute_in_half_of_it() -> None:
     half = copy.deepcopy(stock("zaya")).bfloat16()
     model, rows = StagedModel(copy.deepcopy(half)), []

@@ -83,6 +83,21 @@ def test_all_that_feeds_forward_is_left_out_where_it_is_several_parts(
     assert_near(ours, stock(torch.tensor([PROMPT])).logits[:, -1])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@torch.inference_mode()
+def test_experts_behind_a_norm_in_float32_are_left_out_in_half_precision(
+    dtype: torch.dtype,
+) -> None:
+    model = tiny("gpt_oss").to(dtype)
+    for layer in model.model.layers:
+        layer.post_attention_layernorm.float()  # as it is loaded from files
+    layer, hidden = model.model.layers[1], torch.randn(1, 3, 32, dtype=dtype)
+    blocks = StagedModel(copy.deepcopy(model)).adapter.blocks
+    twin = without(blocks, layer, attention=False, mlp=True)
+    added, said = twin.mlp(hidden)
+    assert (added.dtype, bool(added.any()), said) == (dtype, False, None)
+
+
 @torch.inference_mode()
 def test_a_twin_shares_its_modules_and_lacks_only_what_was_left_out() -> None:
     _, model = pair("llama")

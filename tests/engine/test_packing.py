@@ -14,7 +14,14 @@ from transformers.pytorch_utils import Conv1D
 
 from benchmarks.families import tiny
 from ppdbench.engine import packing
-from ppdbench.engine.packing import PackedLinear, can_pack, exchangeable, pack, packed_bytes
+from ppdbench.engine.packing import (
+    PackedLinear,
+    can_pack,
+    exchangeable,
+    pack,
+    packed_bytes,
+    taken,
+)
 from ppdbench.engine.staged import StagedModel
 from tests.families import stock_model
 from tests.helpers import assert_near, staged
@@ -56,6 +63,24 @@ def test_packed_equals_plain(dtype: torch.dtype, n_in: int, n_out: int, bias: bo
         out = packed(x)
         assert out.dtype == dtype
         assert_near(out.float(), truth(x.float()), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_tell_what_they_take_by_their_largest_weight(dtype: torch.dtype) -> None:
+    plain = linear(64, 96, dtype)
+    assert plain.bias is not None
+    plain.bias.data = plain.bias.double()
+    assert taken(plain) == dtype
+    block = nn.Sequential(pack(linear(64, 96, dtype)), nn.LayerNorm(64, dtype=torch.float64))
+    assert isinstance(block[0], PackedLinear)
+    assert taken(block) == dtype
+
+
+def test_what_is_not_computed_in_tells_of_no_type() -> None:
+    held = nn.Module()
+    held.levels = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+    held.few = nn.Parameter(torch.zeros(4, 4).to(torch.float8_e4m3fn), requires_grad=False)
+    assert taken(held) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

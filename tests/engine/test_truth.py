@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,34 @@ def test_a_pass_that_fails_leaves_the_weights_as_they_were() -> None:
     with pytest.raises(IndexError), widened(stock, torch.float32), torch.inference_mode():
         stock(torch.tensor([[1000]]))
     assert {p.dtype for p in stock.parameters()} == {torch.bfloat16}
+
+
+def test_experts_that_read_a_part_and_call_it_for_each_find_it_wide_until_the_end() -> None:
+    stock = tiny("dbrx")
+    before = {key: p.data_ptr() for key, p in stock.named_parameters()}
+    found = StockTruth(stock).measure(IDS, 3)
+    with torch.inference_mode():
+        wide = copy.deepcopy(stock).double()(torch.tensor([IDS]), use_cache=False).logits[0, 3:]
+    assert float((found.logits - wide).abs().max()) < 1e-5
+    assert {key: p.data_ptr() for key, p in stock.named_parameters()} == before
+    assert {p.dtype for p in stock.parameters()} == {torch.float32}
+
+
+def test_one_module_at_a_time_is_wide_and_what_it_reads_of_others() -> None:
+    stock = tiny("dbrx")
+    most: set[int] = set()
+
+    def see(*_: object) -> None:
+        wide = {name for name, p in stock.named_parameters() if p.dtype == torch.float64}
+        most.add(len({name.rpartition(".")[0] for name in wide}))
+
+    # Modules that hold nothing themselves are called with what was widened around them.
+    hooks = [m.register_forward_pre_hook(see) for m in stock.modules()]
+    with widened(stock, torch.float64), torch.inference_mode():
+        stock(torch.tensor([IDS]))
+    for hook in hooks:
+        hook.remove()
+    assert most == {0, 1}
 
 
 def test_without_room_for_a_second_copy_weights_are_read_from_their_files(
