@@ -192,7 +192,7 @@ def _identity(product: nn.Module) -> tuple[int, ...] | None:
 
 @cache
 def read_of_parts(forward: Callable[..., Any]) -> frozenset[tuple[str, str]]:
-    """What a forward looks at of each part of its module: names of a part and of a thing in it."""
+    """Name what a forward looks at of each part of its module: the part, and a thing in it."""
     found, part = set(), ""
     for each in dis.get_instructions(inspect.unwrap(forward)):
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
