@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from ppdbench.runs.validation import CHECKSUM, Unsound, check_seal, seal_of
 
 FORMAT = "ppdbench-baseline"
 VERSION = 1
+AGAIN = "write it again with --update"
+LARGEST = 1 << 53  # of the numbers of a part: far more than a run counts, and a float still exact
 
 
 def open_baseline(path: Path) -> tuple[Snapshot, bool]:
@@ -34,7 +37,7 @@ def open_baseline(path: Path) -> tuple[Snapshot, bool]:
     if written != SCHEMA_VERSION:
         raise DataError(
             f"{path} was made from a run of schema version {written}, this ppdbench reads "
-            f"{SCHEMA_VERSION}; write it again with --update"
+            f"{SCHEMA_VERSION}; {AGAIN}"
         )
     found = _read(keys)
     return found, _check_seal(keys)
@@ -101,7 +104,9 @@ def _read(keys: Keys) -> Snapshot:
     )
     keys.optional_text(CHECKSUM, None)
     keys.refuse_the_rest()
+    _refuse_twins(keys, found)
     _refuse_unequal_lengths(keys, found)
+    _refuse_gaps(keys, found)
     return found
 
 
@@ -142,7 +147,43 @@ def _part(keys: Keys, part: Any) -> Part:
     numbers = isinstance(part, list) and len(part) == 2
     if not numbers or any(isinstance(n, bool) or not isinstance(n, int | float) for n in part):
         raise keys.error(f"a part must be two numbers, not {kind(part)}")
+    for number in part:
+        if not abs(number) <= LARGEST:  # true of nan as well
+            raise keys.error(f"a part must be two finite numbers, not {kind(number)}")
     return part[0], part[1]
+
+
+def _refuse_twins(keys: Keys, found: Snapshot) -> None:
+    """Refuse two entries for one thing, of which only one would be checked, or one twice."""
+    entries: dict[str, Iterable[Sequence[str]]] = {
+        "data": [(data.task,) for data in found.data],
+        "methods": [(method.label,) for method in found.methods],
+        "outputs": [(outputs.task, outputs.subject) for outputs in found.outputs],
+        "figures": [figure.key for figure in found.figures],
+    }
+    for name, of in entries.items():
+        twins = [key for key, times in Counter(of).items() if times > 1]
+        if twins:
+            raise keys.error(f"{name} has two entries for {', '.join(twins[0])}; {AGAIN}")
+
+
+def _refuse_gaps(keys: Keys, found: Snapshot) -> None:
+    """Refuse outputs that no run gives: each method or target has those of every task.
+
+    Figures may be missing, of what nothing was counted: only a run shows whether they should.
+    """
+    there = {(outputs.task, outputs.subject) for outputs in found.outputs}
+    # Targets of a probe are named by their outputs alone.
+    probed = found.kind == "probe"
+    subjects = found.subjects if probed else [method.label for method in found.methods]
+    for task, subject in ((data.task, subject) for data in found.data for subject in subjects):
+        if (task, subject) not in there:
+            raise keys.error(f"outputs of {task} with {subject} are missing; {AGAIN}")
+    for subject in found.subjects:
+        if subject not in subjects:
+            raise keys.error(f"outputs of {subject}, which methods does not have; {AGAIN}")
+    if not there:
+        raise keys.error(f"outputs has no entries; {AGAIN}")
 
 
 def _refuse_unequal_lengths(keys: Keys, found: Snapshot) -> None:
@@ -155,5 +196,5 @@ def _refuse_unequal_lengths(keys: Keys, found: Snapshot) -> None:
         if length != lengths.get(task):
             raise keys.error(
                 f"{length} entries of {task} with {subject}, but {lengths.get(task, 0)} examples; "
-                "write it again with --update"
+                f"{AGAIN}"
             )

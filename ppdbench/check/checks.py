@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ppdbench.bench import claims
 from ppdbench.bench.summary import ALL
 from ppdbench.check.comparable import machine_differences
-from ppdbench.check.figures import NOISES, Figure, Outputs, by_question
+from ppdbench.check.figures import NOISES, Figure, Outputs, by_question, rate
 from ppdbench.check.judge import Check, Pairs, check_figure, noise_factor
 from ppdbench.check.metrics import IGNORED, Rule
 from ppdbench.check.snapshot import Snapshot
@@ -38,17 +38,30 @@ class Checks:
             rule = self._rule("outputs", outputs.subject)
             if rule.kind != IGNORED:
                 yield self._outputs(outputs, rule)
+        missing = list(self._missing())
+        keys = {figure.key for figure in missing}
+        for figure, rule in self._judged(self.baseline.figures):
+            check = None if figure.key in keys else self._figure(figure, rule)
+            if check is not None:
+                yield check
+        for figure in missing:
+            if figure.withheld is None:
+                yield _missing(*figure.key, rate(figure.parts))
+            else:
+                self._not_judged(figure, figure.withheld)
+        yield from self._memory()
+
+    def _judged(self, figures: Iterable[Figure]) -> Iterator[tuple[Figure, Rule]]:
+        """Those of these figures that are to be judged, each with its rule."""
         mismatched = {(s.task, s.method) for s in self.run.samples if s.verdict == "mismatch"}
-        for figure in self.baseline.figures:
+        for figure in figures:
             if figure.metric in NOISES:
                 continue
             rule = self._rule(figure.metric, figure.subject)
             # No speedup is ever quoted beside a mismatch.
             unfair = figure.metric == "speedup" and (figure.task, figure.subject) in mismatched
-            check = None if unfair or rule.kind == IGNORED else self._figure(figure, rule)
-            if check is not None:
-                yield check
-        yield from self._memory()
+            if not unfair and rule.kind != IGNORED:
+                yield figure, rule
 
     def _rule(self, metric: str, subject: str) -> Rule:
         return self.thresholds.rule(metric, subject)
@@ -100,11 +113,31 @@ class Checks:
         task = before.task
         pairs = Pairs.of(self.baseline.examples(task), self.now.questions(task), before, now)
         if before.metric == "speedup" and (reason := _withheld(before, now, pairs)) is not None:
-            whose = f"{before.task}: {before.subject}"
-            self.notes.append(f"{whose}, speedup: {reason}, so it is not judged.")
+            self._not_judged(before, reason)
             return None
         noise = self._noise(task, before.subject) if before.metric == "speedup" else 1.0
         return check_figure(before, pairs, rule, alike=self.alike, noise=noise)
+
+    def _missing(self) -> Iterator[Figure]:
+        """Figures that the run counts and the baseline does not, though it knows their subjects.
+
+        What nothing was counted of is not kept, so a figure that was removed leaves no trace.
+        """
+        before = self.baseline
+        there = {figure.key for figure in before.figures if rate(figure.parts) is not None}
+        new_heads = not any(figure.trained for figure in before.figures)
+        if new_heads and any(figure.trained for figure in self.now.figures):
+            self.notes.append("Not in the baseline, so not checked: trained heads.")
+        for figure, _ in self._judged(self.now.figures):
+            # Subjects of a probe's figures are layers, which are those of the baseline.
+            new = self.now.kind != "probe" and figure.subject not in before.subjects
+            new = new or (figure.trained and new_heads)
+            if not new and figure.key not in there and rate(figure.parts) is not None:
+                yield figure
+
+    def _not_judged(self, figure: Figure, reason: str) -> None:
+        whose = f"{figure.task}: {figure.subject}"
+        self.notes.append(f"{whose}, {figure.metric}: {reason}, so it is not judged.")
 
     def _noise(self, task: str, label: str) -> float:
         questions = self.now.questions(task)
@@ -115,7 +148,11 @@ class Checks:
         """Check the memory of the process: several methods share it."""
         before, now = self.baseline.peak_memory_bytes, self.now.peak_memory_bytes
         rule = self._rule("peak_memory", "")
-        if before and now and rule.kind != IGNORED:
+        if rule.kind == IGNORED or not now:
+            return
+        if not before:
+            yield _missing(ALL, "process", "peak_memory", now / MIB)
+        else:
             allowed = (1 + rule.amount) * before
             yield Check(
                 task=ALL,
@@ -126,6 +163,19 @@ class Checks:
                 limit=f"<= {allowed / MIB:.0f} MiB",
                 verdict="FAILED" if now > allowed else "ok",
             )
+
+
+def _missing(task: str, subject: str, metric: str, now: float | None) -> Check:
+    return Check(
+        task=task,
+        subject=subject,
+        metric=metric,
+        baseline=None,
+        now=now,
+        limit="in both",
+        verdict="FAILED",
+        note="missing from the baseline; if nothing was counted then, write it again with --update",
+    )
 
 
 def _withheld(before: Figure, now: Figure, pairs: Pairs) -> str | None:

@@ -26,6 +26,8 @@ DECODED = ("committed_per_step", "accepted_per_proposed", "match_rate", "speedup
 # speedups of that batch are judged by.
 NOISE, NOISE_AS_METHOD = NOISES = ("noise", "noise as a method")
 
+TRAINED = "trained head"  # part of the subject of a probe's figure
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -42,6 +44,11 @@ class Figure:
     def key(self) -> tuple[str, str, str]:
         """The key by which a figure is the only one of its kind in a run."""
         return self.task, self.subject, self.metric
+
+    @property
+    def trained(self) -> bool:
+        """True if a probe made it of a trained head, not of the model's own."""
+        return TRAINED in self.subject.split(", ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,6 @@ def _counts(
 
 def _place(layer: str, k: int, trained: bool, target: str) -> str:
     words = [f"layer {layer}, k={k}"]
-    words += ["trained head"] if trained else []
+    words += [TRAINED] if trained else []
     words += [target] if target != "greedy" else []
     return ", ".join(words)

@@ -11,6 +11,7 @@ methods:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,8 +122,10 @@ def _rule(keys: Keys, metric: str) -> Rule:
     if rule.kind not in allowed or keys.is_mapping(metric) != (rule.kind in LIMITS):
         raise keys.error(f"{metric} cannot be {rule.kind}; use {_shown(allowed)}")
     largest = LIMITS.get(rule.kind)
-    if rule.amount < 0 or (largest is not None and rule.amount > largest):
-        within = "0 or more" if largest is None else f"0 to {largest:g}"
+    # Nothing is below nan or above inf: either would switch the check off.
+    finite = math.isfinite(rule.amount)
+    if not finite or rule.amount < 0 or (largest is not None and rule.amount > largest):
+        within = "0 or more, but a finite number" if largest is None else f"0 to {largest:g}"
         raise keys.error(f"{metric}: {rule.kind} {rule.amount:g}; use {within}")
     return rule
 

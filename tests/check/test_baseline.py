@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 
 from ppdbench.check.baseline import open_baseline, write_baseline
 from ppdbench.check.comparison import compare_paths
+from ppdbench.check.metrics import Rule
 from ppdbench.check.thresholds import Thresholds, read_thresholds
 from ppdbench.cli.main import run as command
 from ppdbench.errors import ConfigError, DataError
 from tests.check.made import bench_run, drafting, failed, probe_run
 from tests.conftest import ROOT
 
+Content = dict[str, Any]
 COMMITTED = ROOT / "results" / "baselines"
 
 
@@ -137,6 +140,134 @@ def test_counts_that_are_no_pair_of_numbers_are_refused(tmp_path: Path, part: An
     path.write_text(json.dumps(content), "utf-8")
     with pytest.raises(ConfigError, match="figure 1: a part must be two numbers"):
         open_baseline(path)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 10**400])
+def test_counts_that_are_not_finite_are_refused(tmp_path: Path, number: float) -> None:
+    path = written(
+        tmp_path, lambda content: content["figures"][1]["parts"].__setitem__(0, [number, 1])
+    )
+    with pytest.raises(ConfigError, match=r"baseline.json: figure 2: a part must be two finite"):
+        open_baseline(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [
+        ("figures", "squad, greedy, noise"),
+        ("outputs", "squad, greedy"),
+        ("methods", "greedy"),
+        ("data", "squad"),
+    ],
+)
+def test_what_stands_there_twice_is_refused(tmp_path: Path, name: str, whose: str) -> None:
+    path = written(tmp_path, lambda content: content[name].append(content[name][0]))
+    with pytest.raises(ConfigError) as caught:
+        open_baseline(path)
+    assert f"{path}: {name} has two entries for {whose}; write it again" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["bench", "probe"])
+def test_outputs_that_every_run_has_are_missed(tmp_path: Path, kind: str) -> None:
+    def two_tasks(content: Content) -> None:
+        content["data"].append({**content["data"][0], "task": "gsm8k"})
+
+    path = written(tmp_path / "a", two_tasks, kind)
+    with pytest.raises(ConfigError, match="outputs of gsm8k with greedy are missing; write it"):
+        open_baseline(path)
+    path = written(tmp_path / "b", lambda content: content["outputs"].clear(), kind)
+    words = {"bench": "outputs of squad with greedy are missing", "probe": "outputs has no entries"}
+    with pytest.raises(ConfigError, match=words[kind]):
+        open_baseline(path)
+
+
+def test_outputs_of_a_method_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, lambda content: content["methods"].pop())
+    with pytest.raises(ConfigError, match="outputs of layerskip, which methods does not have"):
+        open_baseline(path)
+
+
+def written(tmp_path: Path, change: Callable[[Content], object], kind: str = "bench") -> Path:
+    """The file of a plain run, then changed by hand and without its checksum."""
+    path, make = tmp_path / "baseline.json", {"bench": bench_run, "probe": probe_run}[kind]
+    write_baseline(path, make(tmp_path / "run"))
+    content = json.loads(path.read_text("utf-8"))
+    del content["checksum"]
+    change(content)
+    path.write_text(json.dumps(content), "utf-8")
+    return path
+
+
+# Figures that a file has not, where only the run shows whether it should
+
+
+@pytest.mark.parametrize("metric", ["committed_per_step", "accepted_per_proposed", "speedup"])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_figure_that_was_taken_out_or_emptied_fails(
+    tmp_path: Path, metric: str, zeros: bool
+) -> None:
+    def change(content: Content) -> None:
+        (figure,) = [f for f in content["figures"] if f["metric"] == metric]
+        if zeros:
+            figure["parts"] = [[0, 0] for _ in figure["parts"]]
+        else:
+            content["figures"].remove(figure)
+
+    found = compare_paths(tmp_path / "run", written(tmp_path, change), Thresholds())
+    (check,) = found.failed
+    assert (check.subject, check.metric, check.baseline) == ("layerskip", metric, None)
+    assert "missing from the baseline" in check.sentence
+    ignored = Thresholds(rules={metric: Rule("ignored")})
+    found = compare_paths(tmp_path / "run", tmp_path / "baseline.json", ignored)
+    assert found.exit_code == 0
+
+
+def test_a_speedup_that_was_taken_out_is_told_where_none_may_be_claimed(tmp_path: Path) -> None:
+    def change(content: Content) -> None:
+        content["figures"] = [f for f in content["figures"] if f["metric"] != "speedup"]
+
+    path = written(tmp_path, change)
+    gap = bench_run(tmp_path / "gap", drafting(lambda s: {"wall_ms": 99.0}))
+    found = compare_paths(gap, path, Thresholds())
+    assert found.exit_code == 0
+    words = "squad: layerskip, speedup: times do not add up, so it is not judged."
+    assert found.notes == (words,)
+
+
+def test_a_figure_of_a_probe_that_was_taken_out_fails(tmp_path: Path) -> None:
+    path = written(tmp_path, lambda content: content["figures"].pop(0), "probe")
+    found = compare_paths(tmp_path / "run", path, Thresholds())
+    assert [c.subject for c in found.failed] == ["layer 1, k=1"]
+
+
+def test_heads_that_were_trained_since_are_told(tmp_path: Path) -> None:
+    def own_heads(content: Content) -> None:
+        content["figures"] = [f for f in content["figures"] if "trained" not in f["subject"]]
+
+    path = written(tmp_path, own_heads, "probe")
+    found = compare_paths(tmp_path / "run", path, Thresholds())
+    assert found.exit_code == 0
+    assert found.notes == ("Not in the baseline, so not checked: trained heads.",)
+
+
+def test_memory_that_was_taken_out_fails(tmp_path: Path) -> None:
+    path = written(tmp_path, lambda content: content.update(peak_memory_bytes=0))
+    found = compare_paths(tmp_path / "run", path, Thresholds())
+    assert [(c.metric, c.now, c.baseline) for c in found.failed] == [("peak_memory", 100, None)]
+
+
+def test_a_method_that_proposes_nothing_has_nothing_to_miss(tmp_path: Path) -> None:
+    idle = drafting(lambda s: {"proposed": [0] * 5, "accepted": [0] * 5})
+    run, file = bench_run(tmp_path / "run", idle), tmp_path / "baseline.json"
+    write_baseline(file, run)
+    for baseline in (file, run):
+        found = compare_paths(run, baseline, Thresholds())
+        assert found.exit_code == 0
+        assert "accepted_per_proposed" not in {c.metric for c in found.checks}
+    busy = bench_run(tmp_path / "busy")
+    for baseline in (file, run):
+        found = compare_paths(busy, baseline, Thresholds())
+        assert [c.metric for c in found.failed] == ["accepted_per_proposed"]
 
 
 def test_a_missing_file_says_how_to_write_it(tmp_path: Path) -> None:
