@@ -59,7 +59,10 @@ class Keys:
         value = self._get(key, REQUIRED)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "a number", value)
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self._wrong(key, "a number of a usual size", value) from None
 
     def flag(self, key: str, default: bool | _Required = REQUIRED) -> bool:
         """true or false."""

@@ -48,6 +48,7 @@ def test_values_are_read_as_what_they_are(value: Any, read: Read, found: object)
         (True, lambda k: k.number("a"), "a must be a whole number, not true"),
         (1.5, lambda k: k.number("a"), r"a must be a whole number, not the number 1\.5"),
         ("1", lambda k: k.real("a"), "a must be a number, not the text '1'"),
+        (10**400, lambda k: k.real("a"), "a must be a number of a usual size, not "),
         (1, lambda k: k.flag("a"), "a must be true or false, not the number 1"),
         (["x", 1], lambda k: k.texts("a"), "a must be a list of texts, not a list of 2"),
         ("x", lambda k: k.items("a"), "a must be a list, not the text 'x'"),
