@@ -139,11 +139,16 @@ def parse_sample(line: bytes, kind: str) -> Sample:
     """A whole sample of a run of this kind; `Unsound` says what is wrong with a line."""
     if not line.endswith(b"\n"):
         raise Unsound("its end is missing", broken=True)
-    body = unsealed(line)
+    body = unsealed(_with_own_end(line))
     head = _HEAD.match(body)
     failed = (head[5] == b"failed") if head else _whose(body).verdict == "failed"
     sample: Sample = from_json(body, _form(kind, failed=failed))
     return sample
+
+
+def _with_own_end(line: bytes) -> bytes:
+    """A line as it is written here, where a copy for another system has given it another end."""
+    return line.removesuffix(b"\r\n") + b"\n" if line.endswith(b"\r\n") else line
 
 
 def _whose(body: bytes) -> _Whose:
@@ -228,7 +233,7 @@ class SampleFile:
                         self.broken = error
                         continue
                     head = head_of(sample)
-                self.unsealed += not is_sealed(line)
+                self.unsealed += not is_sealed(_with_own_end(line))
                 yield head, self.place(head, line), sample
 
     def place(self, head: SampleId, line: bytes) -> SampleLocation:
@@ -259,6 +264,7 @@ class Stored(Mapping[Key, Sample]):
         self.hold = HELD_BYTES if hold is None else hold  # bytes of lines that are kept parsed
         self.files: dict[Path, SampleFile] = {}
         targets = header.config.targets if isinstance(header, ProbeHeader) else ()
+        self._tasks = frozenset(header.data)
         self._methods = {name: at for at, name in enumerate(header.methods)}
         self._targets = {target.kind: at for at, target in enumerate(targets)}
         self._places: dict[Key, SampleLocation] = {}
@@ -285,7 +291,19 @@ class Stored(Mapping[Key, Sample]):
             for path in paths:
                 file = self.files.setdefault(path, SampleFile(path, self.kind))
                 for head, place, sample in file.news(whole=whole):
+                    self._refuse_foreign(head.key, file)
                     self.add(head, place, sample)
+
+    def _refuse_foreign(self, key: Key, file: SampleFile) -> None:
+        """Refuse the line that was read last if it is a sample of another run."""
+        task, _, method, _ = key
+        known = {"task": (task, self._tasks), "method": (method, self._methods)}
+        for what, (name, of_run) in known.items():
+            if of_run and name not in of_run:  # a probe of layers names no methods
+                raise DataError(
+                    f"{file.path} line {file.lines} is a sample of another run: run.json has no "
+                    f"{what} {name!r}; restore the file"
+                )
 
     def add(self, head: SampleId, place: SampleLocation, sample: Sample | None) -> None:
         """Take in one sample; what is held twice is what was tried again."""

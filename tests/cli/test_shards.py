@@ -184,7 +184,7 @@ def test_while_ranks_write_a_second_run_is_refused(
     whole: Whole, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole(PROBE)
-    monkeypatch.setattr(RunFolder, "append", slowed(lambda: 0.2))
+    monkeypatch.setattr(RunFolder, "append", slowed(lambda: 0.6))
     with ranks([*PROBE, "--out", "run"], Path("said"), 2) as started:
         wait_for(lambda: len(sample_paths(Path("run"))) == 2)
         for more in ([], ["--shard", "3/3"], ["--salvage"]):

@@ -136,6 +136,39 @@ def test_resume_cuts_a_torn_last_line_and_goes_on_behind_the_sound_ones(
     assert read_run(tmp_path).torn is False
 
 
+def test_lines_that_end_as_other_systems_end_them_are_the_same_lines(tmp_path: Path) -> None:
+    lines = written(tmp_path)
+    before = read_run(tmp_path)
+    lines.write_bytes(lines.read_bytes().replace(b"\n", b"\r\n"))
+    after = read_run(tmp_path)
+    assert list(after.samples) == list(before.samples)
+    assert after.torn is False
+
+
+@pytest.mark.parametrize(
+    "other", [{"method": "medusa"}, {"task": "xsum"}], ids=["of another method", "of another task"]
+)
+def test_a_sample_of_another_run_is_refused_with_its_line(
+    tmp_path: Path, other: dict[str, str]
+) -> None:
+    header = records.header("decode", data={"squad": {}}, methods={"jacobi": {}})
+    both = {"data": {"xsum": {}, "squad": {}}, "methods": {"jacobi": {}, "medusa": {}}}
+    others = records.header("decode", **both)
+    folder, lines = tmp_path / "run", "samples.jsonl"
+    with RunFolder(folder, header, resume=False) as store:
+        store.append(sample(1))
+    with RunFolder(tmp_path / "other", others, resume=False) as store:
+        store.append(sample(7, **other))
+    with (folder / lines).open("ab") as file:
+        file.write((tmp_path / "other" / lines).read_bytes())
+    ((what, name),) = other.items()
+    said = rf"samples\.jsonl line 2 is a sample of another run: run\.json has no {what} '{name}'"
+    with pytest.raises(DataError, match=said):
+        read_run(folder)
+    with pytest.raises(DataError, match=said):
+        RunFolder(folder, header, resume=True)
+
+
 @pytest.mark.parametrize("damage", [b"{", b"{}", b"\xff\xfe", b"[1, 2]", b""], ids=repr)
 def test_damage_in_the_middle_is_refused_with_its_line(tmp_path: Path, damage: bytes) -> None:
     lines = written(tmp_path)
