@@ -182,12 +182,18 @@ class Interleaved:
         for _ in range(times):
             self.run(item, turn=0)
 
-    def hold(self, item: Item) -> None:
-        """Run one example untimed and refuse to go on if it is not what the stock model gives.
+    def hold(self, *items: Item) -> None:
+        """Run examples untimed and refuse to go on if one is not what the stock model gives.
 
         A method whose output is a mismatch already is judged by that, and the others go on.
         Sampled tokens are not the likeliest, so that only logits are compared.
         """
+        for item in items:
+            self._compare(item, self._seen(item))
+        self._truth = None
+
+    def _seen(self, item: Item) -> list[MethodOutput]:
+        """Every method's output over an example that is no mismatch, and what chose its tokens."""
         self._watches = {}
         try:
             outcomes = self.run(item, turn=0)
@@ -195,20 +201,22 @@ class Interleaved:
         finally:
             self._watches = None
         exact = {BASELINE[0]} | {c.label for c in self.methods if c.exact}
-        seen = [
+        return [
             MethodOutput(label, decoded, watch, self.target.greedy and label in exact)
             for label, watch in watches.items()
             if label in outcomes
             and outcomes[label].verdict != "mismatch"
             and (decoded := outcomes[label].decoded) is not None
         ]
-        self.hold_outputs(item, seen)
 
     def hold_outputs(self, item: Item, seen: Sequence[MethodOutput]) -> None:
         """Refuse to go on with outputs of an example that the stock model does not give."""
+        self._compare(item, seen)
+        self._truth = None
+
+    def _compare(self, item: Item, seen: Sequence[MethodOutput]) -> None:
         check_end_tokens(self.loaded.eos_ids, self.stock().eos_ids)
         self.noise = max(self.noise, hold_to_stock(self.stock(), item.ids, seen))
-        self._truth = None
 
     def check(self, item: Item, outputs: Mapping[str, Decoded]) -> None:
         """Refuse outputs that do not end where they should, and a baseline that drafts."""

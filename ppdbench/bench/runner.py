@@ -327,10 +327,10 @@ def decode_missing(
     items = folder.shard.part(items)
     missing = [item for item in items if left(item, interleaved.methods, folder)]
     report("warming up", len(items) - len(missing), len(items))
-    for number, item in enumerate(_to_hold(missing, interleaved.loaded)):
-        ready = interleaved.ready(item)
-        interleaved.warm_up(ready, 0 if number else warmup - 1)
-        interleaved.hold(ready)
+    held = [interleaved.ready(item) for item in _to_hold(missing, interleaved.loaded)]
+    for item in held[:1]:
+        interleaved.warm_up(item, warmup - 1)
+    interleaved.hold(*held)
     for number, item in enumerate(map(interleaved.ready, missing)):
         lacking = left(item, interleaved.methods, folder)
         with LoadMeter() as meter:

@@ -92,6 +92,11 @@ def method_memory(summaries: Sequence[Summary]) -> list[Sheet]:
     ]
 
 
+def differing(n: int) -> str:
+    """Say that so many outputs differ."""
+    return f"{n} outputs differ" if n > 1 else f"{n} output differs"
+
+
 def verdict_text(summary: Summary) -> str:
     """Sum up the verdicts on outputs in words; alarming ones first."""
     if summary["target"] != "greedy":

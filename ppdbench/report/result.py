@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
+from ppdbench.report.decode_tables import differing
 from ppdbench.report.export import PrintedOutput
 from ppdbench.report.html import Child, h
 from ppdbench.report.outputs import of_run
@@ -49,8 +50,7 @@ def problems(header: Header, samples: Sequence[Sample], path: Path) -> list[Prob
         found.append(Problem(f"{n} failed; the first: {where}: {first.error}", BROKEN))
     mismatches = sum(sample.verdict == "mismatch" for sample in samples)
     if mismatches:
-        differ = "outputs differ" if mismatches > 1 else "output differs"
-        text = f"{mismatches} {differ} from greedy (see verdict in {path})"
+        text = f"{differing(mismatches)} from greedy (see verdict in {path})"
         found.append(Problem(text, WRONG))
     return found
 

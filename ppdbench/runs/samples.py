@@ -139,16 +139,11 @@ def parse_sample(line: bytes, kind: str) -> Sample:
     """A whole sample of a run of this kind; `Unsound` says what is wrong with a line."""
     if not line.endswith(b"\n"):
         raise Unsound("its end is missing", broken=True)
-    body = unsealed(_with_own_end(line))
+    body = unsealed(line)
     head = _HEAD.match(body)
     failed = (head[5] == b"failed") if head else _whose(body).verdict == "failed"
     sample: Sample = from_json(body, _form(kind, failed=failed))
     return sample
-
-
-def _with_own_end(line: bytes) -> bytes:
-    """A line as it is written here, where a copy for another system has given it another end."""
-    return line.removesuffix(b"\r\n") + b"\n" if line.endswith(b"\r\n") else line
 
 
 def _whose(body: bytes) -> _Whose:
@@ -233,7 +228,7 @@ class SampleFile:
                         self.broken = error
                         continue
                     head = head_of(sample)
-                self.unsealed += not is_sealed(_with_own_end(line))
+                self.unsealed += not is_sealed(line)
                 yield head, self.place(head, line), sample
 
     def place(self, head: SampleId, line: bytes) -> SampleLocation:
@@ -297,8 +292,7 @@ class Stored(Mapping[Key, Sample]):
     def _refuse_foreign(self, key: Key, file: SampleFile) -> None:
         """Refuse the line that was read last if it is a sample of another run."""
         task, _, method, _ = key
-        known = {"task": (task, self._tasks), "method": (method, self._methods)}
-        for what, (name, of_run) in known.items():
+        for what, name, of_run in (("task", task, self._tasks), ("method", method, self._methods)):
             if of_run and name not in of_run:  # a probe of layers names no methods
                 raise DataError(
                     f"{file.path} line {file.lines} is a sample of another run: run.json has no "

@@ -18,8 +18,8 @@ import msgspec
 T = TypeVar("T")
 
 CHECKSUM = "checksum"
-_SEAL = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n?\Z')
-_SEAL_BYTES = len(b', "checksum": "01234567"}\n')
+_SEAL = re.compile(rb', "checksum": "([0-9a-f]{8})"\}(?:\r?\n)?\Z')
+_SEAL_BYTES = len(b', "checksum": "01234567"}\r\n')  # as copies for other systems end their lines
 _PLACE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 _NAMED = re.compile(r"Object (missing required field|contains unknown field) `(.*)`")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppdbench.report.decode_tables import verdict_text
+from ppdbench.report.decode_tables import differing, verdict_text
 from ppdbench.report.html import Child, Node
 from ppdbench.report.page.parts import Section, badge, html_table, paragraphs
 from ppdbench.report.page.runs import Run
@@ -37,8 +37,7 @@ def _headline(run: Run) -> Node:
     identical, ties = (sum(s[kind] for s in exact) for kind in ("identical", "tie"))
     judged = sum(s["n_examples"] - s["failed"] for s in exact)
     if run.mismatches:
-        differ = "outputs differ" if run.mismatches > 1 else "output differs"
-        return badge("bad", f"{run.name}: {run.mismatches} {differ} from greedy")
+        return badge("bad", f"{run.name}: {differing(run.mismatches)} from greedy")
     if not judged:
         return badge("plain", f"{run.name}: no output of an exact method to compare with greedy")
     words = f"{run.name}: {identical} of {judged} outputs of exact methods are greedy's"
