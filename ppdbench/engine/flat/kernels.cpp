@@ -445,10 +445,10 @@ class Runner : public Work {
         multiply(op, one, block, first, n, sums, thread);
         multiply(op, two, other, first, n, others, thread);
     }
-    Vec finished(const Product& product, const float* sums, int64_t out) const {
-        Vec sum = load(sums);
-        if (product.bias) sum = sum + load(product.bias + out);
-        return rounded_if(narrow_, sum);
+    // The sum at a place of a block, with its bias.
+    static Vec with_bias(const Product& product, const float* sums, int64_t block, int64_t at) {
+        const Vec sum = load(sums + at);
+        return product.bias ? sum + load(product.bias + block * BLOCK + at) : sum;
     }
     template <class Each>  // each(first row, how many, their sums with a block and with another)
     void by_rows(int thread, Each each) {
@@ -458,21 +458,31 @@ class Runner : public Work {
                  own(thread) + ROWS_OF_SUMS * BLOCK);
         }
     }
-    // Calls `put(row, at, x, n)` for the numbers that one unit of products makes, or it and the next.
-    template <int count, class Put>
-    void linear_by(const Operation& op, const Product& product, int64_t block, int thread, Put put) {
+    // Calls `each(at, n)` for every vector of a block of which so many numbers are `left`.
+    template <class Each>
+    static void by_block(int64_t left, Each each) {
+        if (left < BLOCK) return by_vectors(left, each);
+#pragma GCC unroll 8
+        for (int j = 0; j < VECTORS; j++) each(j * LANES, LANES);
+    }
+    // Hands out the numbers that one unit of products makes, or it and the next: `row(i)` is what takes
+    // those of a row, each vector `(at, x, n)`.
+    template <int count, class Row>
+    void linear_by(const Operation& op, const Product& product, int64_t block, int thread, Row row) {
         by_rows(thread, [&](int64_t first, int64_t n, float* sums, float* others) {
             if (count == 2)
                 multiply_two(op, product, block, product, block + 1, first, n, sums, others, thread);
             else
                 multiply(op, product, block, first, n, sums, thread);
             for (int made = 0; made < count; made++) {
-                const int64_t from = (block + made) * BLOCK, left = product.out - from;
-                for (int64_t i = 0; i < n; i++)
-                    by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {
-                        Vec x = finished(product, (made ? others : sums) + i * BLOCK + j, from + j);
-                        put(first + i, from + j, x, some);
+                const int64_t from = (block + made) * BLOCK;
+                for (int64_t i = 0; i < n; i++) {
+                    const float* found = (made ? others : sums) + i * BLOCK;
+                    const auto put = row(first + i);
+                    by_block(product.out - from, [&](int64_t j, int64_t some) {
+                        put(from + j, with_bias(product, found, block + made, j), some);
                     });
+                }
             }
         });
     }
@@ -482,36 +492,49 @@ class Runner : public Work {
         int64_t block = unit;
         while (block >= blocks(product->out)) block -= blocks(product++->out);
         if (block + count > blocks(product->out)) return Work::units(unit, count, thread);
-        auto to = [&](int64_t row, int64_t at) { return buffers_->row(product->target, row) + at; };
+        const bool narrow = narrow_;
         if (!(op.flags & ONTO))
-            return linear_by<count>(op, *product, block, thread,
-                                    [&](int64_t row, int64_t at, Vec x, int64_t n) {
-                                        store_some(to(row, at), x, n);
-                                    });
-        linear_by<count>(op, *product, block, thread, [&](int64_t row, int64_t at, Vec x, int64_t n) {
-            const Vec onto = load_some(buffers_->row(op.other, row) + at, n);
-            store_some(to(row, at), rounded_if(narrow_, onto + x), n);
+            return linear_by<count>(op, *product, block, thread, [&](int64_t row) {
+                float* to = buffers_->row(product->target, row);
+                return [=](int64_t at, Vec x, int64_t n) {
+                    store_some(to + at, rounded_if(narrow, x), n);
+                };
+            });
+        linear_by<count>(op, *product, block, thread, [&](int64_t row) {
+            float* to = buffers_->row(product->target, row);
+            const float* onto = buffers_->row(op.other, row);
+            return [=](int64_t at, Vec x, int64_t n) {
+                x = load_some(onto + at, n) + rounded_if(narrow, x);
+                store_some(to + at, rounded_if(narrow, x), n);
+            };
         });
     }
     template <int count>
     void linear_out(const Operation& op, int64_t unit, int thread) {
         const Operation& leaving = ops_[spans_[n_spans_ - 1].end - 1];
-        linear_by<count>(op, *op.products, unit, thread,
-                         [&](int64_t row, int64_t at, Vec x, int64_t n) {
-                             put_out(leaving, row, at, x, n, thread);
-                         });
+        linear_by<count>(op, *op.products, unit, thread, [&](int64_t row) {
+            return [&, row](int64_t at, Vec x, int64_t n) {
+                put_out(leaving, row, at, rounded_if(narrow_, x), n, thread);
+            };
+        });
     }
     void gated(const Operation& op, int64_t unit, int thread) {
+        with_activation(op.act, [&](auto which) { gated_by<which>(op, unit, thread); });
+    }
+    template <int which>
+    void gated_by(const Operation& op, int64_t unit, int thread) {
         const Product &gate = op.products[0], &up = op.products[1];
-        const int64_t from = unit * BLOCK, left = gate.out - from;
+        const int64_t from = unit * BLOCK;
+        const bool narrow = narrow_;
         by_rows(thread, [&](int64_t first, int64_t n, float* sums, float* others) {
             multiply_two(op, gate, unit, up, unit, first, n, sums, others, thread);
             for (int64_t i = 0; i < n; i++) {
                 float* to = buffers_->row(gate.target, first + i) + from;
-                by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {
-                    Vec x = activated(op.act, finished(gate, sums + i * BLOCK + j, from + j));
-                    Vec y = finished(up, others + i * BLOCK + j, from + j);
-                    store_some(to + j, rounded_if(narrow_, rounded_if(narrow_, x) * y), some);
+                by_block(gate.out - from, [&](int64_t j, int64_t some) {
+                    Vec x = rounded_if(narrow, with_bias(gate, sums + i * BLOCK, unit, j));
+                    Vec y = rounded_if(narrow, with_bias(up, others + i * BLOCK, unit, j));
+                    x = rounded_if(narrow, activated<which>(x));
+                    store_some(to + j, rounded_if(narrow, x * y), some);
                 });
             }
         });

@@ -115,10 +115,12 @@ inline void narrowed(const float* from, T* to, int64_t width, int64_t deep) {
 
 inline void act(const float* x, const float* times, float* out, int64_t width, int which,
                 bool narrow) {
-    by_vectors(width, [&](int64_t i, int64_t n) {
-        Vec v = rounded_if(narrow, activated(which, load_some(x + i, n)));
-        if (times) v = rounded_if(narrow, v * load_some(times + i, n));
-        store_some(out + i, v, n);
+    with_activation(which, [&](auto known) {
+        by_vectors(width, [&](int64_t i, int64_t n) {
+            Vec v = rounded_if(narrow, activated<known>(load_some(x + i, n)));
+            if (times) v = rounded_if(narrow, v * load_some(times + i, n));
+            store_some(out + i, v, n);
+        });
     });
 }
 

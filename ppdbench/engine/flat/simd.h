@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -399,7 +400,8 @@ inline Vec log1p(Vec x) {
 
 enum Activation { SILU, GELU_TANH, GELU, RELU, RELU2, SIGMOID, SOFTPLUS };
 
-inline Vec activated(int which, Vec x) {
+template <int which>
+inline Vec activated(Vec x) {
     switch (which) {
         case SILU: return x / (1.0f + exp(-x));
         case GELU_TANH: {
@@ -417,6 +419,20 @@ inline Vec activated(int which, Vec x) {
             Vec positive = x < 0.0f ? Vec{} : x;
             return positive * positive;
         }
+    }
+}
+
+// Calls `each` with an activation, as a constant: asked once for many numbers.
+template <class Each>
+inline void with_activation(int which, Each each) {
+    switch (which) {
+        case SILU: return each(std::integral_constant<int, SILU>{});
+        case GELU_TANH: return each(std::integral_constant<int, GELU_TANH>{});
+        case GELU: return each(std::integral_constant<int, GELU>{});
+        case RELU: return each(std::integral_constant<int, RELU>{});
+        case RELU2: return each(std::integral_constant<int, RELU2>{});
+        case SIGMOID: return each(std::integral_constant<int, SIGMOID>{});
+        default: return each(std::integral_constant<int, SOFTPLUS>{});
     }
 }
 
