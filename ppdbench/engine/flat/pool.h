@@ -187,10 +187,12 @@ class Pool {
         while (!done()) {
             uint32_t heard = news_.load();
             if (take(self, taken)) {
+                int64_t n = 0;  // said once: each time a thread would wait for what it has stored
                 do {
                     work_->units(taken.first, taken.n, self);
-                    if (left_.fetch_sub(taken.n) == taken.n) advance();
+                    n += taken.n;
                 } while (take(self, taken));
+                if (left_.fetch_sub(n) == n) advance();
             } else if (!done()) {
                 wait(heard);
             }
