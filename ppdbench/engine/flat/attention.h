@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "operations.h"
-#include "simd.h"
+#include "rows.h"
 
 namespace flat {
 
@@ -172,9 +172,12 @@ class KeyTile {
     // Words of rows, of which each is a number, or two of bfloat16: half as many change places as would
     // widened.
     static void put_words(Vec words, float* keys, int64_t i) {
-        if constexpr (std::is_same_v<T, float>) return store(keys + i * TILE, words);
-        store(keys + 2 * i * TILE, of_pairs<0>(as_ints(words)));
-        store(keys + (2 * i + 1) * TILE, of_pairs<1>(as_ints(words)));
+        if constexpr (IS_NARROW<T>) {
+            store(keys + 2 * i * TILE, of_pairs<0>(as_ints(words)));
+            store(keys + (2 * i + 1) * TILE, of_pairs<1>(as_ints(words)));
+        } else {
+            store(keys + i * TILE, words);
+        }
     }
 
     float* keys_;
@@ -457,12 +460,21 @@ class Unit : public SomeRows {
    public:
     // `queries` are those of row 0, `stride` apart; `room` is the thread's.
     Unit(const Pass& pass, const Operation& op, int64_t kv_head, int64_t first_row, int64_t end_row,
-         const float* queries, int64_t stride, float* room)
+         const T* queries, int64_t stride, float* room)
         : SomeRows(pass, op, kv_head, first_row, end_row), dim_(op.head_dim),
-          queries_(queries + first_head_ * dim_), stride_(stride),
-          tile_(room, rows_.keys, rows_.more_keys), scores_(room + KeyTile<T>::floats(dim_)) {}
+          tile_(room, rows_.keys, rows_.more_keys), scores_(room + KeyTile<T>::floats(dim_)) {
+        queries += first_row * stride + first_head_ * dim_;
+        if constexpr (IS_NARROW<T>) {
+            float* const wide = scores_ + heads_ * PART;
+            queries_ = wide, stride_ = groups_ * dim_;
+            for (int64_t r = 0; r < end_row - first_row; r++)
+                copy(queries + r * stride, wide + r * stride_, stride_);
+        } else {
+            queries_ = queries, stride_ = stride;
+        }
+    }
     static int64_t room_floats(const Operation& op, int64_t heads) {
-        return KeyTile<T>::floats(op.head_dim) + heads * PART;
+        return KeyTile<T>::floats(op.head_dim) + heads * (PART + IS_NARROW<T> * op.head_dim);
     }
 
     // Only rows that see something of the part gather; `place(row, group)` says where.
@@ -497,7 +509,7 @@ class Unit : public SomeRows {
                 tile_.fill(seen, at, int(low), int(high));
             }
             for (int64_t g = 0; g < groups_; g++) {
-                const float* query = queries_ + r * stride_ + g * dim_;
+                const float* query = queries_ + (r - first_row_) * stride_ + g * dim_;
                 asked_[n_asked_++] = {query, scores(head_of(r) + g) + at - begin};
                 if (n_asked_ == MOST_ASKED) answer();
             }
@@ -549,8 +561,8 @@ class Unit : public SomeRows {
     }
 
     const int64_t dim_;
-    const float* queries_;
-    const int64_t stride_;
+    const float* queries_;  // of the first of the rows, as numbers that are multiplied by keys
+    int64_t stride_;
     KeyTile<T> tile_;
     float* scores_;
     Asked asked_[MOST_ASKED];

@@ -208,20 +208,27 @@ def check_stored(dtype: torch.dtype) -> None:
 
 
 def _check_products_apart(dtype: torch.dtype, made: torch.Generator) -> None:
-    """Products of parts of a row, each against the same of its part alone."""
-    firsts = INPUTS + 1, 1, 2 * INPUTS + 1
-    weights = [pack(_random(made, OUTPUTS, INPUTS, dtype=dtype)) for _ in firsts]
-    program = Program(dtype, len(firsts) * INPUTS + 1)
-    sources = [program.hidden.part(first, INPUTS) for first in firsts]
-    out = program.buffer(len(firsts) * OUTPUTS)
-    targets = [out.part(i * OUTPUTS, OUTPUTS) for i in range(len(firsts))]
-    program.linear_apart(*zip(sources, targets, weights, strict=True))
-    x = _random(made, ROWS[-1], program.hidden.width, dtype=dtype)
-    alone = (w(x[:, at : at + INPUTS]) for w, at in zip(weights, firsts, strict=True))
-    if not torch.equal(found := _run(program, x, out, None), torch.cat([*alone], dim=1)):
-        raise Wrong("a product of a part of a row is that of another part")
-    for n in ROWS:
-        _same("products of parts", _run(program, x[-n:], out, None), found[-n:])
+    """Products of parts of a row, each against the same of its part alone.
+
+    Of parts that are no whole tiles, and of such as tiles may read where they lie.
+    """
+    for inputs, before in ((INPUTS, 1), (2 * BLOCK, 0)):
+        firsts = inputs + before, before, 2 * inputs + before
+        weights = [pack(_random(made, OUTPUTS, inputs, dtype=dtype)) for _ in firsts]
+        program = Program(dtype, len(firsts) * inputs + before)
+        sources = [program.hidden.part(first, inputs) for first in firsts]
+        out = program.buffer(len(firsts) * OUTPUTS)
+        targets = [out.part(i * OUTPUTS, OUTPUTS) for i in range(len(firsts))]
+        program.linear_apart(*zip(sources, targets, weights, strict=True))
+        x = _random(made, ROWS[-1], program.hidden.width, dtype=dtype)
+        alone = (w(x[:, at : at + inputs]) for w, at in zip(weights, firsts, strict=True))
+        if not torch.equal(found := _run(program, x, out, None), torch.cat([*alone], dim=1)):
+            raise Wrong("a product of a part of a row is that of another part")
+        for n in ROWS:
+            _same("products of parts", _run(program, x[-n:], out, None), found[-n:])
+        x[:, sources[0].first :][:, :inputs] = torch.nan
+        if not torch.equal(_run(program, x, out, None)[:, OUTPUTS:], found[:, OUTPUTS:]):
+            raise Wrong("a product of a part of a row depends on another part")
 
 
 def _poison(dtype: torch.dtype) -> None:

@@ -8,13 +8,13 @@
 #include <memory>
 #include <new>
 
-#include "attention.h"
+#include "attend.h"
 #include "operations.h"
+#include "packing.h"
 #include "pool.h"
 #include "products.h"
 #include "rows.h"
 #include "side_by_side.h"
-#include "tiled_attention.h"
 
 namespace flat {
 
@@ -22,8 +22,6 @@ namespace flat {
 constexpr int64_t WORTH_SHARING = 1 << 14;
 // Rows whose sums a thread holds at once.
 constexpr int64_t ROWS_OF_SUMS = 96;
-// Units of attention for each thread that are enough not to share out parts of the keys.
-constexpr int64_t ENOUGH_UNITS = 3;
 // Rows of a product that is run for itself.
 constexpr int64_t ROWS_ALONE = 4 * ROWS_OF_SUMS;
 // Numbers among which one unit of work looks for the largest.
@@ -36,54 +34,52 @@ inline int64_t odd_lines(int64_t numbers, int64_t size) {
     return ((numbers + each - 1) / each | 1) * each;
 }
 
-// Rows of float32 numbers that the operations of a program read and write.
+// Rows of numbers that the operations of a program read and write: of those of the model.
 struct Buffers {
-    std::vector<int64_t> widths;
+    std::vector<int64_t> strides[2];  // of float32 and of bfloat16
     std::vector<Room> rooms;
 
-    explicit Buffers(const int64_t* given, int count) : rooms(count) {
-        for (int i = 0; i < count; i++) widths.push_back(odd_lines(given[i], sizeof(float)));
+    explicit Buffers(const int64_t* widths, int count) : rooms(count) {
+        for (int i = 0; i < count; i++) {
+            strides[0].push_back(odd_lines(widths[i], sizeof(float)));
+            strides[1].push_back(odd_lines(widths[i], sizeof(Bfloat16)));
+        }
     }
     // All but one of them, which nobody reads or writes.
+    template <class T>
     bool reserve(int64_t rows, int32_t but) {
         for (size_t i = 0; i < rooms.size(); i++)
-            if (int32_t(i) != but && !rooms[i].reserve(rows * widths[i] * sizeof(float)))
+            if (int32_t(i) != but && !rooms[i].reserve(rows * strides[IS_NARROW<T>][i] * sizeof(T)))
                 return false;
         return true;
     }
-    float* row(Columns columns, int64_t row) const {
-        return rooms[columns.buffer].as<float>() + row * widths[columns.buffer] + columns.first;
+    template <class T>
+    T* row(Columns columns, int64_t row) const {
+        return rooms[columns.buffer].as<T>() + row * stride<T>(columns) + columns.first;
     }
-    int64_t stride(Columns columns) const { return widths[columns.buffer]; }
-};
-
-// The offsets of a weight's numbers in its blob.
-struct Layout {
-    int64_t in, deep;
-    bool narrow;
-
-    Layout(int64_t in, bool narrow)
-        : in(in), deep(narrow ? whole_tiles(in) : in), narrow(narrow) {}
-    int64_t at(int64_t out, int64_t k) const {
-        const int64_t block = out / BLOCK * BLOCK * deep, column = out % BLOCK;
-        if (!narrow) return block + k * BLOCK + column;
-        return block + k / 2 * 2 * BLOCK + column * 2 + k % 2;
+    template <class T>
+    int64_t stride(Columns columns) const {
+        return strides[IS_NARROW<T>][columns.buffer];
     }
 };
-
-inline int64_t blocks(int64_t out) { return (out + BLOCK - 1) / BLOCK; }
 
 // Runs the operations of a program, each in one step or two. Steps that treat every row for itself
-// are done row by row, as many as follow each other: a job of rows.
+// are done row by row, as many as follow each other: a job of rows. Of models in float32 or bfloat16.
+template <class T>
 class Runner : public Work {
    public:
     int path = VECTORS_ONLY;
-    // If few rows ask ahead (products.h): one or two, and more, of float32, and of bfloat16.
-    bool few_ask[2][2] = {{true, true}, {true, true}};
+    // If few rows ask ahead (products.h): one or two, and more.
+    bool few_ask[2] = {true, true};
+
+    void choose_like(const Runner& other) {
+        path = other.path;
+        memcpy(few_ask, other.few_ask, sizeof few_ask);
+    }
 
     // False where there is not enough memory.
     bool begin(const Run& run, int threads) {
-        ops_ = run.ops, spans_ = run.spans, n_spans_ = run.n_spans, narrow_ = run.narrow;
+        ops_ = run.ops, spans_ = run.spans, n_spans_ = run.n_spans;
         buffers_ = (Buffers*)run.buffers, pass_ = run.pass;
         span_ = 0, next_ = n_spans_ ? spans_[0].first : 0, second_ = false;
         parts_ = pass_->slots ? parts() : 0;  // passes that attend say where they store
@@ -124,6 +120,8 @@ class Runner : public Work {
     }
 
    private:
+    static constexpr bool NARROW = IS_NARROW<T>;
+
     // A step of an operation.
     using Runs = void (Runner::*)(const Operation& op, int64_t unit, int thread);
     struct Step {
@@ -168,19 +166,20 @@ class Runner : public Work {
                 return {&Runner::leave, n * stretches(op), rows};
             case LINEAR:
             case GATED:
-                if (!narrow_) return {nullptr, 0, 0};
+                if constexpr (!NARROW) return {nullptr, 0, 0};
                 if (has_products(op, FOR_TILES)) {
                     const int64_t units = sources(op) * side_by_side(op).units();
                     return {&Runner::lay_beside, units, n * op.products->in * sources(op)};
                 }
+                if (!narrows(op)) return {nullptr, 0, 0};
                 return {&Runner::narrow, n, n * op.products->in * sources(op), true};
             case RMS_NORM: return {&Runner::norm, n, rows, true};
             case LAYER_NORM: return {&Runner::center, n, rows, true};
             case ROTATE: return {&Runner::turn, n, rows, true};
             case STORE: return {&Runner::keep, n, rows, true};
             case ATTEND: {
-                const int64_t units = op.kv_heads * row_blocks(op) * parts_apart(op);
-                return {&Runner::attend, units, n * parts_ * PART * op.heads * op.head_dim / 4};
+                const int64_t numbers = n * parts_ * PART * op.heads * op.head_dim / 4;
+                return {&Runner::attend, attending(op).units(), numbers};
             }
             case ACT:
             case CAP:
@@ -202,13 +201,13 @@ class Runner : public Work {
                 }
                 const Runs one = &op == leaving_ ? &Runner::linear_out<1> : &Runner::linear<1>;
                 const Runs two = &op == leaving_ ? &Runner::linear_out<2> : &Runner::linear<2>;
-                return {one, units, numbers, false, takes_two(path, narrow_, n) ? two : nullptr};
+                return {one, units, numbers, false, takes_two(path, NARROW, n) ? two : nullptr};
             }
             case GATED:
                 return {&Runner::gated, blocks(op.products->out),
                         2 * op.products->out * op.products->in};
             case ATTEND:
-                return {&Runner::merge, n, n * op.heads * op.head_dim * parts_apart(op), true};
+                return {&Runner::merge, n, n * op.heads * op.head_dim * attending(op).parts_apart(), true};
             default: return {nullptr, 0, 0};
         }
     }
@@ -249,9 +248,7 @@ class Runner : public Work {
                     if (op.products[i].form != PLAIN && floats > most) most = floats;
                 }
             if (op.kind != ATTEND) return;
-            const int64_t heads = op.heads / op.kv_heads * rows_of_block(op);
-            const int64_t floats =
-                unit_floats(op, heads) + heads * Gathered::floats(op.value_dim);
+            const int64_t floats = floats_to_attend<T>(attending(op), path);
             most = floats > most ? floats : most;
         });
         return (most + TILE - 1) / TILE * TILE;
@@ -260,21 +257,20 @@ class Runner : public Work {
         int64_t deep = 0, gathered = 0, pairs = 0;
         for_each([&](const Operation& op) {
             if (op.kind == LINEAR || op.kind == GATED) {
-                const int64_t numbers = narrow_stride(op);
+                const int64_t numbers = narrows(op) ? narrow_stride(op) : 0;
                 deep = numbers > deep ? numbers : deep;
                 const int64_t beside = sources(op) * side_by_side(op).pairs();
                 if (has_products(op, FOR_TILES) && beside > pairs) pairs = beside;
             }
             if (op.kind == ATTEND) {
-                const int64_t floats =
-                    pass_->rows * op.heads * parts_apart(op) * Gathered::floats(op.value_dim);
+                const int64_t floats = attending(op).gathered_floats();
                 gathered = floats > gathered ? floats : gathered;
             }
         });
         own_ = own_floats();
         const int32_t but = leaving_ ? leaving_->products->target.buffer : -1;
-        return buffers_->reserve(pass_->rows, but) && room_.reserve(threads_ * own_ * sizeof(float)) &&
-               (!narrow_ || narrow_room_.reserve(pass_->rows * deep * narrow_size())) &&
+        return buffers_->template reserve<T>(pass_->rows, but) && room_.reserve(threads_ * own_ * sizeof(float)) &&
+               narrow_room_.reserve(pass_->rows * deep * narrow_size()) &&
                pairs_room_.reserve(pairs * sizeof(uint32_t)) &&
                gathered_.reserve(gathered * sizeof(float)) && begin_peaks();
     }
@@ -284,46 +280,33 @@ class Runner : public Work {
             for (int i = spans_[s].first; i < spans_[s].end; i++) each(ops_[i]);
     }
     float* own(int thread) const { return room_.as<float>() + thread * own_; }
+    T* row(Columns columns, int64_t row) const { return buffers_->template row<T>(columns, row); }
+    int64_t stride(Columns columns) const { return buffers_->template stride<T>(columns); }
 
     // In and out
 
     void enter(const Operation& op, int64_t row, int) {
-        float* to = buffers_->row(op.target, row);
+        T* to = this->row(op.target, row);
         if (pass_->tokens && pass_->in_blob) return look_up(pass_->tokens[row], to, op.width);
         const int64_t from = (pass_->tokens ? pass_->tokens[row] : row) * op.width;
-        if (narrow_)
-            copy((const Bfloat16*)pass_->source + from, to, op.width);
-        else
-            copy((const float*)pass_->source + from, to, op.width);
+        copy((const T*)pass_->source + from, to, op.width);
     }
     // The weights of one output of a blob.
-    void look_up(int64_t output, float* to, int64_t width) const {
-        const Layout layout(width, narrow_);
-        for (int64_t k = 0; k < width; k++) {
-            const int64_t at = layout.at(output, k);
-            if (!narrow_) {
-                to[k] = ((const float*)pass_->source)[at];
-                continue;
-            }
-            const uint32_t bits = uint32_t(((const Bfloat16*)pass_->source)[at].bits) << 16;
-            memcpy(to + k, &bits, sizeof bits);
-        }
+    void look_up(int64_t output, T* to, int64_t width) const {
+        const Layout layout(width, NARROW);
+        for (int64_t k = 0; k < width; k++) to[k] = ((const T*)pass_->source)[layout.at(output, k)];
     }
     int64_t stretches(const Operation& op) const { return (op.width + STRETCH - 1) / STRETCH; }
     void leave(const Operation& op, int64_t unit, int thread) {
         const int64_t row = unit / stretches(op), first = unit % stretches(op) * STRETCH;
         const int64_t end = first + STRETCH < op.width ? first + STRETCH : op.width;
-        const float* from = buffers_->row(op.source, row);
+        const T* from = this->row(op.source, row);
         for (int64_t i = first; i < end; i += LANES)
             put_out(op, row, i, load_some(from + i, end - i), end - i, thread);
     }
     // Some numbers of a row, from the one that is numbered `at` on.
     void put_out(const Operation& op, int64_t row, int64_t at, Vec x, int64_t n, int thread) {
-        const int64_t place = row * op.width + at;
-        if (narrow_)
-            store_some((Bfloat16*)pass_->target + place, x, n);
-        else
-            store_some((float*)pass_->target + place, x, n);
+        x = store_some((T*)pass_->target + row * op.width + at, x, n);
         if (pass_->likeliest) peak(row, thread).take(x, at, n);
     }
     // The largest number of a row that a thread has seen.
@@ -350,21 +333,27 @@ class Runner : public Work {
     static int64_t source_of(const Operation& op, const Product& product) {
         return op.flags & APART ? &product - op.products : 0;
     }
+    // True if products cannot read rows as they are: some multiply wider numbers, all of them whole tiles.
+    bool narrows(const Operation& op) const {
+        if (!NARROW) return false;
+        bool in_tiles = op.products->in % TILE_DEEP == 0;
+        for (int64_t i = 0; i < op.count; i++) in_tiles &= op.products[i].first % TILE_DEEP == 0;
+        return widens() || !in_tiles || op.source.first % TILE_DEEP;
+    }
     bool widens() const { return path == VECTORS_ONLY; }
     int64_t narrow_size() const { return widens() ? sizeof(float) : sizeof(Bfloat16); }
     void narrow(const Operation& op, int64_t row, int) {
-        if (widens()) return narrow_as<float>(op, row);
-        narrow_as<Bfloat16>(op, row);
+        if constexpr (NARROW) widens() ? narrow_as<float>(op, row) : narrow_as<Bfloat16>(op, row);
     }
     int64_t narrow_stride(const Operation& op) const {
         return odd_lines(whole_tiles(op.products->in) * sources(op), narrow_size());
     }
-    template <class T>
+    template <class To>
     void narrow_as(const Operation& op, int64_t row) {
         const int64_t in = op.products->in, deep = whole_tiles(in), n = sources(op);
         for (int64_t i = 0; i < n; i++)
-            narrowed(buffers_->row(op.source, row) + op.products[i].first,
-                     narrow_room_.as<T>() + row * narrow_stride(op) + i * deep, in, deep);
+            narrowed(this->row(op.source, row) + op.products[i].first,
+                     narrow_room_.as<To>() + row * narrow_stride(op) + i * deep, in, deep);
     }
     // A group of inputs of some rows, laid side by side; and of these rows for themselves besides
     // where there are products that read them so.
@@ -374,10 +363,11 @@ class Runner : public Work {
         const int64_t input = lie.first_input(unit % lie.units());
         const int64_t rest = op.products->in - input;
         auto row = [&](int64_t i) {
-            return buffers_->row(op.source, first + i) + op.products[part].first + input;
+            return this->row(op.source, first + i) + op.products[part].first + input;
         };
-        lie.lay(row, first, input, rest, pairs_room_.as<uint32_t>() + part * lie.pairs());
-        if (has_products(op, 0) && part == 0 && input == 0)
+        if constexpr (NARROW)
+            lie.lay(row, first, input, rest, pairs_room_.as<uint32_t>() + part * lie.pairs());
+        if (has_products(op, 0) && narrows(op) && part == 0 && input == 0)
             for (int64_t i = 0; i < lie.rows_from(first); i++) narrow(op, first + i, thread);
     }
     // True if weights of products are stored for tiles, or otherwise.
@@ -400,21 +390,20 @@ class Runner : public Work {
                                 source_of(op, product) * lie.pairs() + lie.at(first);
         products_by_outputs(form, path, groups, pairs, lie, n, sums, own(thread) + SUMS);
     }
-    bool asks(int64_t n) const { return few_ask[narrow_][n > 2]; }
+    bool asks(int64_t n) const { return few_ask[n > 2]; }
     int64_t deep(const Product& product) const {
-        return narrow_ ? whole_tiles(product.in) : product.in;
+        return NARROW ? whole_tiles(product.in) : product.in;
     }
     // The rows that a product reads, from one on; they are `apart` numbers from each other.
     const void* rows_of(const Operation& op, const Product& product, int64_t first, int64_t& apart) const {
-        apart = narrow_ ? narrow_stride(op) : buffers_->stride(op.source);
-        if (!narrow_) return buffers_->row(op.source, first) + product.first;
+        apart = narrows(op) ? narrow_stride(op) : stride(op.source);
+        if (!narrows(op)) return row(op.source, first) + product.first;
         const int64_t number = first * apart + source_of(op, product) * deep(product);
         return narrow_room_.as<char>() + number * narrow_size();
     }
     // A block of a product that is not stored otherwise.
     Block plain_block(const Product& product, int64_t block, float* sums) const {
-        const int64_t size = narrow_ ? sizeof(Bfloat16) : sizeof(float);
-        return {(const char*)product.blob + block * BLOCK * deep(product) * size, sums};
+        return {(const T*)product.blob + block * BLOCK * deep(product), sums};
     }
     // Sums of some rows with a block of a product. Not inlined, so that all is built sooner.
     __attribute__((noinline)) void multiply(const Operation& op, const Product& product,
@@ -425,10 +414,10 @@ class Runner : public Work {
         int64_t apart;
         const void* rows = rows_of(op, product, first, apart);
         if (product.form == PLAIN)
-            return products(path, narrow_, asks(n), plain_block(product, block, sums),
+            return products(path, NARROW, asks(n), plain_block(product, block, sums),
                             deep(product), rows, apart, n);
         const int64_t words = deep(product) / GROUP * group_words(int(product.form));
-        stored_products(int(product.form), path, narrow_,
+        stored_products(int(product.form), path, NARROW,
                         (const uint32_t*)product.blob + block * words, deep(product), rows, apart,
                         n, sums, own(thread) + SUMS);
     }
@@ -438,9 +427,9 @@ class Runner : public Work {
                       int thread) {
         int64_t apart;
         const void* rows = rows_of(op, one, first, apart);
-        if (takes_two(path, narrow_, n) && one.form == PLAIN && two.form == PLAIN &&
+        if (takes_two(path, NARROW, n) && one.form == PLAIN && two.form == PLAIN &&
             one.in == two.in && rows == rows_of(op, two, first, apart))
-            return products_of_two(path, narrow_, asks(n), plain_block(one, block, sums),
+            return products_of_two(path, NARROW, asks(n), plain_block(one, block, sums),
                                    plain_block(two, other, others), deep(one), rows, apart, n);
         multiply(op, one, block, first, n, sums, thread);
         multiply(op, two, other, first, n, others, thread);
@@ -492,20 +481,16 @@ class Runner : public Work {
         int64_t block = unit;
         while (block >= blocks(product->out)) block -= blocks(product++->out);
         if (block + count > blocks(product->out)) return Work::units(unit, count, thread);
-        const bool narrow = narrow_;
         if (!(op.flags & ONTO))
             return linear_by<count>(op, *product, block, thread, [&](int64_t row) {
-                float* to = buffers_->row(product->target, row);
-                return [=](int64_t at, Vec x, int64_t n) {
-                    store_some(to + at, rounded_if(narrow, x), n);
-                };
+                T* to = this->row(product->target, row);
+                return [=](int64_t at, Vec x, int64_t n) { store_some(to + at, x, n); };
             });
         linear_by<count>(op, *product, block, thread, [&](int64_t row) {
-            float* to = buffers_->row(product->target, row);
-            const float* onto = buffers_->row(op.other, row);
+            T* to = this->row(product->target, row);
+            const T* onto = this->row(op.other, row);
             return [=](int64_t at, Vec x, int64_t n) {
-                x = load_some(onto + at, n) + rounded_if(narrow, x);
-                store_some(to + at, rounded_if(narrow, x), n);
+                store_some(to + at, load_some(onto + at, n) + held_as<T>(x), n);
             };
         });
     }
@@ -514,27 +499,25 @@ class Runner : public Work {
         const Operation& leaving = ops_[spans_[n_spans_ - 1].end - 1];
         linear_by<count>(op, *op.products, unit, thread, [&](int64_t row) {
             return [&, row](int64_t at, Vec x, int64_t n) {
-                put_out(leaving, row, at, rounded_if(narrow_, x), n, thread);
+                put_out(leaving, row, at, x, n, thread);
             };
         });
     }
     void gated(const Operation& op, int64_t unit, int thread) {
-        with_activation(op.act, [&](auto which) { gated_by<which>(op, unit, thread); });
+        with_activation(op.act, [&](auto which) { this->gated_by<which>(op, unit, thread); });
     }
     template <int which>
     void gated_by(const Operation& op, int64_t unit, int thread) {
         const Product &gate = op.products[0], &up = op.products[1];
         const int64_t from = unit * BLOCK;
-        const bool narrow = narrow_;
         by_rows(thread, [&](int64_t first, int64_t n, float* sums, float* others) {
             multiply_two(op, gate, unit, up, unit, first, n, sums, others, thread);
             for (int64_t i = 0; i < n; i++) {
-                float* to = buffers_->row(gate.target, first + i) + from;
+                T* to = row(gate.target, first + i) + from;
                 by_block(gate.out - from, [&](int64_t j, int64_t some) {
-                    Vec x = rounded_if(narrow, with_bias(gate, sums + i * BLOCK, unit, j));
-                    Vec y = rounded_if(narrow, with_bias(up, others + i * BLOCK, unit, j));
-                    x = rounded_if(narrow, activated<which>(x));
-                    store_some(to + j, rounded_if(narrow, x * y), some);
+                    const Vec x = held_as<T>(with_bias(gate, sums + i * BLOCK, unit, j));
+                    const Vec y = held_as<T>(with_bias(up, others + i * BLOCK, unit, j));
+                    store_some(to + j, held_as<T>(activated<which>(x)) * y, some);
                 });
             }
         });
@@ -544,33 +527,26 @@ class Runner : public Work {
 
     void norm(const Operation& op, int64_t row, int) {
         for (int64_t i = 0; i < op.width; i += op.count)
-            rms_norm(buffers_->row(op.source, row) + i, buffers_->row(op.target, row) + i,
-                     op.count, op.weight, op.value, op.flags & PLUS_ONE,
-                     op.flags & ROUND_FIRST, narrow_);
+            rms_norm(this->row(op.source, row) + i, this->row(op.target, row) + i, op.count,
+                     op.weight, op.value, op.flags & PLUS_ONE, op.flags & ROUND_FIRST);
     }
     void center(const Operation& op, int64_t row, int) {
-        layer_norm(buffers_->row(op.source, row), buffers_->row(op.target, row), op.width,
-                   op.weight, op.bias, op.value, narrow_);
+        layer_norm(this->row(op.source, row), this->row(op.target, row), op.width, op.weight,
+                   op.bias, op.value);
     }
     void turn(const Operation& op, int64_t row, int) {
         const int64_t width = op.rotary_dim, at = pass_->turned(row) * width;
-        auto way = op.flags & NEIGHBOURS ? rotate_neighbours : rotate;
+        auto way = op.flags & NEIGHBOURS ? rotate_neighbours<T> : rotate<T>;
         for (int64_t i = 0; i < op.heads; i++)
-            way(buffers_->row(op.target, row) + i * op.head_dim, width,
-                pass_->cos[op.turn] + at, pass_->sin[op.turn] + at, narrow_,
-                op.flags & ROUND_FIRST);
+            way(this->row(op.target, row) + i * op.head_dim, width, pass_->cos[op.turn] + at,
+                pass_->sin[op.turn] + at, op.flags & ROUND_FIRST);
     }
     void keep(const Operation& op, int64_t row, int) {
-        if (narrow_) return keep_as<Bfloat16>(op, row);
-        keep_as<float>(op, row);
-    }
-    template <class T>
-    void keep_as(const Operation& op, int64_t row) {
         if (pass_->slots[row] < 0) return;  // its keys and values are there already
         const int64_t cache = pass_->held(row, op.layer), width = pass_->widths[op.layer];
         auto put = [&](Columns from, void* const* caches, int64_t head, int64_t dim) {
             const int64_t at = (head * pass_->capacity + pass_->slots[row]) * width;
-            copy_out(buffers_->row(from, row) + head * dim, (T*)caches[cache] + at, dim);
+            copy(this->row(from, row) + head * dim, (T*)caches[cache] + at, dim);
         };
         for (int64_t i = 0; i < op.heads; i++) {
             put(op.source, pass_->keys, i, op.head_dim);
@@ -578,18 +554,17 @@ class Runner : public Work {
         }
     }
     void simple(const Operation& op, int64_t row, int) {
-        const float* x = buffers_->row(op.source, row);
-        float* out = buffers_->row(op.target, row);
+        const T* x = this->row(op.source, row);
+        T* out = this->row(op.target, row);
         const int64_t width = op.width;
         switch (op.kind) {
             case ACT:
-                return act(x, op.flags & TIMES ? buffers_->row(op.other, row) : nullptr, out,
-                           width, op.act, narrow_);
+                return act(x, op.flags & TIMES ? this->row(op.other, row) : nullptr, out, width,
+                           op.act);
             case ADD: {
-                const float* y = buffers_->row(op.other, row);
+                const T* y = this->row(op.other, row);
                 return by_vectors(width, [&](int64_t i, int64_t n) {
-                    Vec total = load_some(x + i, n) + load_some(y + i, n);
-                    store_some(out + i, rounded_if(narrow_, total), n);
+                    store_some(out + i, load_some(x + i, n) + load_some(y + i, n), n);
                 });
             }
             case COPY: return copy(x, out, width);
@@ -598,49 +573,37 @@ class Runner : public Work {
                     for (int64_t i = 0; i < op.count; i++)
                         out[head * op.head_dim + i] = x[op.order[head * op.count + i]];
                 return;
-            case CAP: return cap(x, out, width, op.value, narrow_);
+            case CAP: return cap(x, out, width, op.value);
             case XIELU: {
                 const float* by = op.weight;
                 return by_vectors(width, [&](int64_t i, int64_t n) {
                     Vec v = xielu(load_some(x + i, n), by[0], by[1], by[2]);
-                    store_some(out + i, rounded_if(narrow_, v), n);
+                    store_some(out + i, v, n);
                 });
             }
             case SCALE:
                 return by_vectors(width, [&](int64_t i, int64_t n) {
                     Vec v = load_some(x + i, n) * op.value;
                     if (op.weight) v = v * load_some(op.weight + i, n);
-                    store_some(out + i, rounded_if(narrow_, v), n);
+                    store_some(out + i, v, n);
                 });
             case MIX: {
-                const float* by = buffers_->row(op.other, row);
+                const T* by = this->row(op.other, row);
                 for (int64_t part = 0; part < op.heads; part++, by += op.count, out += width)
-                    mix(x, op.count, by, out, width, narrow_);
+                    mix(x, op.count, by, out, width);
                 return;
             }
-            case CUT: return cut(x, out, width, op.value, narrow_);
+            case CUT: return cut(x, out, width, op.value);
             case CLIP:
                 return by_vectors(width, [&](int64_t i, int64_t n) {
                     Vec v = clipped(load_some(x + i, n), op.value);
-                    store_some(out + i, rounded_if(narrow_, v), n);
+                    store_some(out + i, v, n);
                 });
         }
     }
 
     // Attention
 
-    int64_t rows_of_block(const Operation& op) const {
-        const int64_t rows = ROWS_AT_ONCE / (op.heads / op.kv_heads);
-        return rows > 1 ? rows : 1;
-    }
-    int64_t row_blocks(const Operation& op) const {
-        return (pass_->rows + rows_of_block(op) - 1) / rows_of_block(op);
-    }
-    // Parts that are units of their own: where there are too few for all threads else. Elsewhere a
-    // unit takes them in turn.
-    int64_t parts_apart(const Operation& op) const {
-        return op.kv_heads * row_blocks(op) >= ENOUGH_UNITS * threads_ ? 1 : parts_;
-    }
     int64_t parts() const {
         int64_t longest = 0;
         for (int64_t i = 0; i < pass_->rows; i++) {
@@ -649,67 +612,26 @@ class Runner : public Work {
         }
         return (longest + PART - 1) / PART;
     }
-    Gathered gathered(const Operation& op, int64_t part, int64_t row, int64_t head) const {
-        const int64_t at = (part * pass_->rows + row) * op.heads + head;
-        return {gathered_.as<float>() + at * Gathered::floats(op.value_dim), op.value_dim};
+    Attending attending(const Operation& op) const {
+        return {*pass_, op, parts_, threads_, gathered_.as<float>()};
     }
     void attend(const Operation& op, int64_t unit, int thread) {
-        if (!narrow_) return attend_by<Unit<float>>(op, unit, thread);
-        if (!is_tiled(path)) return attend_by<Unit<Bfloat16>>(op, unit, thread);
-        with_tiles(path, [&](auto& tiles) {
-            attend_by<TiledUnit<std::decay_t<decltype(tiles)>>>(op, unit, thread);
-        });
-    }
-    int64_t unit_floats(const Operation& op, int64_t heads) const {
-        return narrow_ && is_tiled(path) ? TiledUnit<ProcessorTiles>::room_floats(op, heads)
-                          : Unit<float>::room_floats(op, heads);
-    }
-    template <class Some>
-    void attend_by(const Operation& op, int64_t unit, int thread) {
-        const int64_t groups = op.heads / op.kv_heads;
-        const int64_t part = unit % parts_apart(op), block = unit / parts_apart(op) % row_blocks(op);
-        const int64_t kv_head = unit / parts_apart(op) / row_blocks(op);
-        const int64_t first = pass_->rows * block / row_blocks(op);
-        const int64_t end = pass_->rows * (block + 1) / row_blocks(op);
-        Some some(*pass_, op, kv_head, first, end, buffers_->row(op.source, 0),
-                  buffers_->stride(op.source), own(thread));
-        if (parts_apart(op) > 1 || parts_ == 1) {
-            auto place = [&](int64_t row, int64_t group) {
-                return gathered(op, part, row, kv_head * groups + group);
-            };
-            return some.run(part, false, place);
-        }
-        float* room = own(thread) + unit_floats(op, rows_of_block(op) * groups);
-        for (int64_t p = 0; p < parts_; p++) {
-            auto place = [&](int64_t row, int64_t group) -> Gathered {
-                if (p == some.sight_of(row).first_part())
-                    return gathered(op, 0, row, kv_head * groups + group);
-                const int64_t at = (row - first) * groups + group;
-                return {room + at * Gathered::floats(op.value_dim), op.value_dim};
-            };
-            some.run(p, p + 1 < parts_, place);
-            for (int64_t r = first; r < end; r++) {
-                const Sight& seen = some.sight_of(r);
-                if (p <= seen.first_part() || p >= seen.end_part()) continue;
-                for (int64_t g = 0; g < groups; g++)
-                    join(gathered(op, 0, r, kv_head * groups + g), place(r, g), op.value_dim);
-            }
-        }
+        flat::attend(attending(op), path, unit, row(op.source, 0), stride(op.source), own(thread));
     }
     void merge(const Operation& op, int64_t row, int) {
         const int64_t dim = op.value_dim;
-        const bool apart = parts_apart(op) > 1 || parts_ == 1;
+        const Attending whole = attending(op);
         const Sight seen = sight(*pass_, row, 0, op.window);
-        const int64_t first = apart ? seen.first_part() : 0, end = apart ? seen.end_part() : 1;
+        const int64_t first = whole.is_apart() ? seen.first_part() : 0;
+        const int64_t end = whole.is_apart() ? seen.end_part() : 1;
         for (int64_t head = 0; head < op.heads; head++) {
-            Gathered all_parts = gathered(op, first, row, head);
-            for (int64_t p = first + 1; p < end; p++) join(all_parts, gathered(op, p, row, head), dim);
+            Gathered all_parts = whole.gathered(first, row, head);
+            for (int64_t p = first + 1; p < end; p++) join(all_parts, whole.gathered(p, row, head), dim);
             float total = all_parts.total;
             if (op.bias) total += exp(all(op.bias[head] - all_parts.peak))[0];
-            float* out = buffers_->row(op.target, row) + head * dim;
+            T* out = this->row(op.target, row) + head * dim;
             by_vectors(dim, [&](int64_t i, int64_t n) {
-                Vec x = load_some(all_parts.values + i, n) / total;
-                store_some(out + i, rounded_if(narrow_, x), n);
+                store_some(out + i, load_some(all_parts.values + i, n) / total, n);
             });
         }
     }
@@ -718,7 +640,7 @@ class Runner : public Work {
     const Span* spans_ = nullptr;
     int n_spans_ = 0, span_ = 0, next_ = 0, threads_ = 1;
     int64_t parts_ = 0;  // of the longest list
-    bool second_ = false, narrow_ = false;
+    bool second_ = false;
     Buffers* buffers_ = nullptr;
     const Pass* pass_ = nullptr;
     const Operation* leaving_ = nullptr;  // see `straight_out`
@@ -738,7 +660,8 @@ namespace {
 struct Shared {
     std::mutex one_at_a_time;
     std::unique_ptr<flat::Pool> pool;
-    flat::Runner runner;
+    flat::Runner<float> wide;
+    flat::Runner<Bfloat16> narrow;
     std::map<std::pair<int64_t, int64_t>, flat::Buffers> alone;  // of products without a program
 
     flat::Buffers& buffers(int64_t in, int64_t out) {
@@ -754,178 +677,27 @@ struct Shared {
         }
         return *pool;
     }
+    // False where there is not enough memory.
+    bool run(const flat::Run& run, flat::Pool& by) {
+        return run.narrow ? run_by(narrow, run, by) : run_by(wide, run, by);
+    }
+
+   private:
+    template <class Runner>
+    static bool run_by(Runner& runner, const flat::Run& run, flat::Pool& by) {
+        if (!runner.begin(run, by.threads())) return false;
+        by.run(runner);
+        return true;
+    }
 };
 Shared* shared = nullptr;
 
 void begin_anew() {
     // What the parent left behind is in a state that nobody knows: it is not even given back.
-    const flat::Runner& before = shared->runner;
+    const Shared& before = *shared;
     shared = new Shared;
-    shared->runner.path = before.path;
-    memcpy(shared->runner.few_ask, before.few_ask, sizeof before.few_ask);
+    shared->wide.choose_like(before.wide), shared->narrow.choose_like(before.narrow);
 }
-
-enum Meeting { TO_BLOB, TO_ROWS, COMPARE, MEETINGS };
-
-// Brings a weight [out, in] into its blob or back, or compares both bit by bit; some blocks of
-// outputs by each thread.
-template <class T, int HOW>
-class Packing : public flat::OneJob {
-   public:
-    Packing(T* blob, T* rows, int64_t out, int64_t in, int64_t row_step, int64_t step)
-        : OneJob(flat::blocks(out)), blob_(blob), rows_(rows), out_(out), row_step_(row_step),
-          step_(step), layout_(in, sizeof(T) == 2) {}
-    void unit(int64_t unit, int) override {
-        const int64_t first = unit * flat::BLOCK;
-        const int64_t end = first + flat::BLOCK < out_ ? first + flat::BLOCK : out_;
-        uint32_t differ = 0;
-        for (int64_t k = step_ == 1 ? words(first, end, differ) : 0; k < layout_.in; k++)
-            for (int64_t out = first; out < end; out++)
-                differ |= meet<sizeof(T)>(blob_ + layout_.at(out, k), row(out) + k * step_);
-        if (differ) same_.store(false);
-    }
-    bool same() const { return same_.load(); }
-
-   private:
-    static constexpr int64_t WORD = 4;
-
-    // Numbers of 4 bytes lie side by side in rows and in the blob, where the next ones of their
-    // row are a block further on: squares of them at once. The inputs that were met.
-    int64_t words(int64_t first, int64_t end, uint32_t& differ) {
-        constexpr int64_t each = WORD / sizeof(T) * flat::LANES;
-        int64_t k = 0;
-        for (; k + each <= layout_.in; k += each) {
-            int64_t out = first;
-            for (; out + flat::LANES <= end; out += flat::LANES) differ |= square(out, k);
-            for (; out < end; out++) {
-                char *there = (char*)(blob_ + layout_.at(out, k)), *here = (char*)(row(out) + k);
-                for (int64_t i = 0; i < flat::LANES; i++)
-                    differ |= meet<WORD>(there + i * WORD * flat::BLOCK, here + i * WORD);
-            }
-        }
-        return k;
-    }
-    // As many words of as many rows: what is a row here is a column there.
-    uint32_t square(int64_t first, int64_t k) {
-        auto there = [&](int64_t i) {
-            return (float*)(blob_ + layout_.at(first, k)) + i * flat::BLOCK;
-        };
-        auto here = [&](int64_t i) { return (float*)(row(first + i) + k); };
-        flat::Vec held[flat::LANES];
-        flat::Ints differ{};
-        for (int i = 0; i < flat::LANES; i++)
-            held[i] = flat::load(HOW == TO_ROWS ? there(i) : here(i));
-        flat::transpose(held);
-        for (int i = 0; i < flat::LANES; i++) {
-            if (HOW == TO_BLOB) flat::store(there(i), held[i]);
-            if (HOW == TO_ROWS) flat::store(here(i), held[i]);
-            if (HOW == COMPARE) differ |= flat::as_ints(held[i]) ^ flat::as_ints(flat::load(there(i)));
-        }
-        uint32_t any = 0;
-        for (int i = 0; i < flat::LANES; i++) any |= uint32_t(differ[i]);
-        return any;
-    }
-    // The bits that differ, of those that are compared.
-    template <int64_t BYTES>
-    static uint32_t meet(void* there, void* here) {
-        if (HOW == TO_BLOB) memcpy(there, here, BYTES);
-        if (HOW == TO_ROWS) memcpy(here, there, BYTES);
-        uint32_t one = 0, other = 0;
-        if (HOW == COMPARE) memcpy(&one, there, BYTES), memcpy(&other, here, BYTES);
-        return one ^ other;
-    }
-    T* row(int64_t out) const { return rows_ + out * row_step_; }
-
-    T *blob_, *rows_;
-    int64_t out_, row_step_, step_;
-    std::atomic<bool> same_{true};
-    flat::Layout layout_;
-};
-
-// Lays a weight of whole blocks out where it lies, each block by itself, and compares what came of it
-// with what was there.
-template <class T>
-class PackingInPlace : public flat::OneJob {
-   public:
-    PackingInPlace(T* rows, int64_t out, int64_t in, int threads)
-        : OneJob(out / flat::BLOCK), rows_(rows), in_(in), rooms_(threads) {}
-    // False where there is not enough memory.
-    bool reserve() {
-        for (flat::Room& room : rooms_)
-            if (!room.reserve(block() * sizeof(T))) return false;
-        return true;
-    }
-    void unit(int64_t unit, int thread) override {
-        T *there = rows_ + unit * block(), *was = rooms_[thread].as<T>();
-        memcpy(was, there, block() * sizeof(T));
-        Packing<T, TO_BLOB>(there, was, flat::BLOCK, in_, in_, 1).unit(0, 0);
-        Packing<T, COMPARE> compared(there, was, flat::BLOCK, in_, in_, 1);
-        compared.unit(0, 0);
-        if (!compared.same()) same_.store(false);
-    }
-    bool same() const { return same_.load(); }
-
-   private:
-    int64_t block() const { return flat::BLOCK * in_; }
-
-    T* const rows_;
-    const int64_t in_;
-    std::vector<flat::Room> rooms_;
-    std::atomic<bool> same_{true};
-};
-
-// Adds numbers up, which takes what reading them does: each thread reads two streams, as a product of one
-// row does.
-class Reading : public flat::OneJob {
-   public:
-    Reading(const float* from, int64_t n)
-        : OneJob((n + PIECE - 1) / PIECE), from_(from), n_(n) {}
-    void unit(int64_t unit, int) override {
-        using namespace flat;
-        const float* from = from_ + unit * PIECE;
-        const int64_t n = n_ - unit * PIECE < PIECE ? n_ - unit * PIECE : PIECE;
-        const int64_t half = n / (4 * LANES) * 2 * LANES;
-        Vec sums[4] = {};
-        for (int64_t i = 0; i < half; i += 2 * LANES)
-            for (int j = 0; j < 4; j++)
-                sums[j] = sums[j] + load(from + i + j / 2 * half + j % 2 * LANES);
-        by_vectors(n - 2 * half, [&](int64_t i, int64_t some) {
-            sums[0] = sums[0] + load_some(from + 2 * half + i, some);
-        });
-        std::lock_guard<std::mutex> guard(mutex_);
-        total_ += sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    }
-    double total() const { return total_; }
-
-   private:
-    static constexpr int64_t PIECE = 1 << 16;
-
-    const float* const from_;
-    const int64_t n_;
-    std::mutex mutex_;
-    double total_ = 0;
-};
-
-template <class T>
-int pack_in_place(void* rows, int64_t out, int64_t in, int threads) {
-    auto& pool = shared->threads(threads);
-    PackingInPlace<T> packing((T*)rows, out, in, pool.threads());
-    if (!packing.reserve()) return -1;
-    pool.run(packing);
-    return packing.same();
-}
-
-template <class T, int HOW>
-bool pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int64_t step,
-          int threads) {
-    Packing<T, HOW> packing((T*)blob, (T*)rows, out, in, row_step, step);
-    shared->threads(threads).run(packing);
-    return packing.same();
-}
-
-template <class T>
-constexpr bool (*PACKS[MEETINGS])(void*, void*, int64_t, int64_t, int64_t, int64_t, int) = {
-    pack<T, TO_BLOB>, pack<T, TO_ROWS>, pack<T, COMPARE>};
 
 }  // namespace
 
@@ -951,9 +723,9 @@ int flat_paths() {
     if (flat::tiles_granted()) paths |= 1 << flat::TILES;
     return paths;
 }
-void flat_use(int path) { shared->runner.path = path; }
+void flat_use(int path) { shared->narrow.path = path; }
 void flat_ask(int narrow, int two, int more) {
-    bool(&asks)[2] = shared->runner.few_ask[narrow];
+    bool(&asks)[2] = narrow ? shared->narrow.few_ask : shared->wide.few_ask;
     asks[0] = two, asks[1] = more;
 }
 int flat_lanes() { return flat::LANES; }
@@ -967,23 +739,20 @@ int64_t flat_blob_numbers(int64_t out, int64_t in, int narrow) {
 int flat_pack(void* blob, void* rows, int64_t out, int64_t in, int64_t row_step, int64_t step,
               int narrow, int how, int threads) {
     std::lock_guard<std::mutex> guard(shared->one_at_a_time);
-    auto meet = narrow ? PACKS<Bfloat16>[how] : PACKS<float>[how];
-    return meet(blob, rows, out, in, row_step, step, threads);
+    return flat::pack(blob, rows, out, in, row_step, step, narrow, how, shared->threads(threads));
 }
 
 // The same to its blob in the memory of a weight, whose rows are gone then, with the comparison: false
 // if it finds a difference. -1 where there is not enough memory, and all is as it was.
 int flat_pack_in_place(void* rows, int64_t out, int64_t in, int narrow, int threads) {
     std::lock_guard<std::mutex> guard(shared->one_at_a_time);
-    return (narrow ? pack_in_place<Bfloat16> : pack_in_place<float>)(rows, out, in, threads);
+    return flat::pack_in_place(rows, out, in, narrow, shared->threads(threads));
 }
 
 // The sum of some numbers.
 double flat_sum(const float* from, int64_t n, int threads) {
     std::lock_guard<std::mutex> guard(shared->one_at_a_time);
-    Reading reading(from, n);
-    shared->threads(threads).run(reading);
-    return reading.total();
+    return flat::added_up(from, n, shared->threads(threads));
 }
 
 void* flat_buffers(const int64_t* widths, int count) {
@@ -997,8 +766,7 @@ int flat_run(const flat::Run* runs, int count, int threads) {
     auto& pool = shared->threads(threads);
     for (int i = 0; i < count; i++) {
         if (!runs[i].pass->has_tokens()) return -1;
-        if (!shared->runner.begin(runs[i], pool.threads())) return 0;
-        pool.run(shared->runner);
+        if (!shared->run(runs[i], pool)) return 0;
     }
     return 1;
 }
@@ -1022,8 +790,7 @@ int flat_linear(const flat::Product* product, int narrow, const void* source, vo
         pass.source = (const char*)source + first * product->in * size;
         pass.target = (char*)target + first * product->out * size;
         const Run run = {&shared->buffers(product->in, product->out), ops, &span, 1, narrow, &pass};
-        if (!shared->runner.begin(run, pool.threads())) return 0;
-        pool.run(shared->runner);
+        if (!shared->run(run, pool)) return 0;
     }
     return 1;
 }

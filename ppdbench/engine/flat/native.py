@@ -110,7 +110,7 @@ VECTORS, DOT_PRODUCTS, TILES, EMULATED_TILES = range(4)
 # As products.h numbers the forms of weights that are not plain, by their bits, and what is added to
 # these where levels lie as tiles take them, and where scales and shifts are halves.
 STORED_FORMS, FOR_TILES, HALVES = {4: 1, 8: 2}, 4, 8
-# As kernels.cpp numbers what may be done with a weight and its blob.
+# As packing.h numbers what may be done with a weight and its blob.
 TO_BLOB, TO_ROWS, COMPARE = range(3)
 
 

@@ -1,4 +1,5 @@
-// Operations on single rows: norms, rotation, activations and the like.
+// Operations on single rows: norms, rotation, activations and the like. What they write is rounded as its
+// type is.
 #pragma once
 
 #include <cmath>
@@ -13,8 +14,9 @@ inline void by_vectors(int64_t width, Each each) {
     for (int64_t i = 0; i < width; i += LANES) each(i, width - i);
 }
 
-inline void rms_norm(const float* x, float* out, int64_t width, const float* weight, float eps,
-                     bool plus_one, bool round_first, bool narrow) {
+template <class T>
+inline void rms_norm(const T* x, T* out, int64_t width, const float* weight, float eps,
+                     bool plus_one, bool round_first) {
     Vec squares{};
     by_vectors(width, [&](int64_t i, int64_t n) {
         Vec v = load_some(x + i, n);
@@ -22,9 +24,10 @@ inline void rms_norm(const float* x, float* out, int64_t width, const float* wei
     });
     const float factor = 1.0f / sqrtf(sum(squares) / float(width) + eps);
     by_vectors(width, [&](int64_t i, int64_t n) {
-        Vec v = rounded_if(narrow && round_first, load_some(x + i, n) * factor);
+        Vec v = load_some(x + i, n) * factor;
+        if (round_first) v = held_as<T>(v);
         Vec w = load_some(weight + i, n);
-        store_some(out + i, rounded_if(narrow, v * (plus_one ? w + 1.0f : w)), n);
+        store_some(out + i, v * (plus_one ? w + 1.0f : w), n);
     });
 }
 
@@ -32,7 +35,8 @@ inline void rms_norm(const float* x, float* out, int64_t width, const float* wei
 struct Moments {
     float mean, square;
 };
-inline Moments moments(const float* x, int64_t width) {
+template <class T>
+inline Moments moments(const T* x, int64_t width) {
     Vec total{}, squares{};
     by_vectors(width, [&](int64_t i, int64_t n) { total = total + load_some(x + i, n); });
     const float mean = sum(total) / float(width);
@@ -49,35 +53,37 @@ inline Moments moments(const float* x, int64_t width) {
     return {mean, sum(squares) / float(width)};
 }
 
-inline void layer_norm(const float* x, float* out, int64_t width, const float* weight,
-                       const float* bias, float eps, bool narrow) {
+template <class T>
+inline void layer_norm(const T* x, T* out, int64_t width, const float* weight, const float* bias,
+                       float eps) {
     const Moments found = moments(x, width);
     const float factor = 1.0f / sqrtf(found.square + eps);
     by_vectors(width, [&](int64_t i, int64_t n) {
         Vec v = (load_some(x + i, n) - found.mean) * factor;
         if (weight) v = v * load_some(weight + i, n);
         if (bias) v = v + load_some(bias + i, n);
-        store_some(out + i, rounded_if(narrow, v), n);
+        store_some(out + i, v, n);
     });
 }
 
 // A number and what it is turned towards, by one angle; products are rounded first if they are
 // in the stock model.
-inline Vec turned(Vec along, Vec across, Vec cos, Vec sin, bool narrow, bool round_first) {
-    Vec a = rounded_if(narrow && round_first, along * cos);
-    Vec b = rounded_if(narrow && round_first, across * sin);
-    return rounded_if(narrow, a + b);
+template <class T>
+inline Vec turned(Vec along, Vec across, Vec cos, Vec sin, bool round_first) {
+    Vec a = along * cos, b = across * sin;
+    if (round_first) a = held_as<T>(a), b = held_as<T>(b);
+    return a + b;
 }
 
 // Turns the first `width` numbers of a head, of which each pair lies half of them apart.
-inline void rotate(float* x, int64_t width, const float* cos, const float* sin, bool narrow,
-                   bool round_first) {
+template <class T>
+inline void rotate(T* x, int64_t width, const float* cos, const float* sin, bool round_first) {
     const int64_t half = width / 2;
     by_vectors(half, [&](int64_t i, int64_t n) {
         Vec left = load_some(x + i, n), right = load_some(x + half + i, n);
         auto turn = [&](Vec along, Vec across, int64_t at) {
-            return turned(along, across, load_some(cos + at, n), load_some(sin + at, n), narrow,
-                          round_first);
+            return turned<T>(along, across, load_some(cos + at, n), load_some(sin + at, n),
+                             round_first);
         };
         store_some(x + i, turn(left, -right, i), n);
         store_some(x + half + i, turn(right, left, half + i), n);
@@ -85,74 +91,75 @@ inline void rotate(float* x, int64_t width, const float* cos, const float* sin, 
 }
 
 // The same where each pair lies side by side.
-inline void rotate_neighbours(float* x, int64_t width, const float* cos, const float* sin,
-                              bool narrow, bool round_first) {
+template <class T>
+inline void rotate_neighbours(T* x, int64_t width, const float* cos, const float* sin,
+                              bool round_first) {
     Ints other = counted(0) ^ 1;
     const Ints second = counted(0) & 1;
     by_vectors(width, [&](int64_t i, int64_t n) {
         Vec along = load_some(x + i, n), across = shuffled(along, along, other);
         across = second == 1 ? across : -across;
         Vec c = load_some(cos + i, n), s = load_some(sin + i, n);
-        store_some(x + i, turned(along, across, c, s, narrow, round_first), n);
+        store_some(x + i, turned<T>(along, across, c, s, round_first), n);
     });
 }
 
-template <class T>
-inline void copy(const T* from, float* to, int64_t width) {
-    by_vectors(width, [&](int64_t i, int64_t n) { store_some(to + i, load_some(from + i, n), n); });
-}
-template <class T>
-inline void copy_out(const float* from, T* to, int64_t width) {
+template <class From, class To>
+inline void copy(const From* from, To* to, int64_t width) {
     by_vectors(width, [&](int64_t i, int64_t n) { store_some(to + i, load_some(from + i, n), n); });
 }
 
-// Rows that a product of bfloat16 reads: its numbers, perhaps widened, zeros behind them.
-template <class T>
-inline void narrowed(const float* from, T* to, int64_t width, int64_t deep) {
+// Rows that a product of bfloat16 reads: its numbers, perhaps widened again, zeros behind them.
+inline void narrowed(const Bfloat16* from, Bfloat16* to, int64_t width, int64_t deep) {
+    if (width > deep) width = deep;
+    memcpy(to, from, width * sizeof *to);
+    memset(to + width, 0, (deep - width) * sizeof *to);
+}
+inline void narrowed(const Bfloat16* from, float* to, int64_t width, int64_t deep) {
     for (int64_t i = 0; i < deep; i += LANES)
-        store_rounded(to + i, i < width ? load_some(from + i, width - i) : Vec{});
+        store(to + i, i < width ? load_some(from + i, width - i) : Vec{});
 }
 
-inline void act(const float* x, const float* times, float* out, int64_t width, int which,
-                bool narrow) {
+template <class T>
+inline void act(const T* x, const T* times, T* out, int64_t width, int which) {
     with_activation(which, [&](auto known) {
         by_vectors(width, [&](int64_t i, int64_t n) {
-            Vec v = rounded_if(narrow, activated<known>(load_some(x + i, n)));
-            if (times) v = rounded_if(narrow, v * load_some(times + i, n));
+            Vec v = activated<known>(load_some(x + i, n));
+            if (times) v = held_as<T>(v) * load_some(times + i, n);
             store_some(out + i, v, n);
         });
     });
 }
 
-inline void cap(const float* x, float* out, int64_t width, float value, bool narrow) {
+template <class T>
+inline void cap(const T* x, T* out, int64_t width, float value) {
     by_vectors(width, [&](int64_t i, int64_t n) {
-        Vec v = rounded_if(narrow, load_some(x + i, n) / value);
-        v = rounded_if(narrow, tanh(v));
-        store_some(out + i, rounded_if(narrow, v * value), n);
+        Vec v = held_as<T>(load_some(x + i, n) / value);
+        store_some(out + i, held_as<T>(tanh(v)) * value, n);
     });
 }
 
 // What lies above the mean by so many deviations, less those; nought in the place of the rest.
-inline void cut(const float* x, float* out, int64_t width, float deviations, bool narrow) {
-    auto held = [&](float value) { return rounded_if(narrow, all(value))[0]; };
+template <class T>
+inline void cut(const T* x, T* out, int64_t width, float deviations) {
+    auto held = [&](float value) { return held_as<T>(all(value))[0]; };
     const Moments found = moments(x, width);
     const float far = held(held(sqrtf(found.square)) * held(deviations));
     const float least = held(held(found.mean) + far);
     by_vectors(width, [&](int64_t i, int64_t n) {
-        Vec v = rounded_if(narrow, load_some(x + i, n) - least);
+        Vec v = held_as<T>(load_some(x + i, n) - least);
         store_some(out + i, v < 0.0f ? Vec{} : v, n);
     });
 }
 
 // Onto a part the sum of some others, which lie one behind another, each times a number.
-inline void mix(const float* x, int64_t count, const float* by, float* out, int64_t width,
-                bool narrow) {
+template <class T>
+inline void mix(const T* x, int64_t count, const T* by, T* out, int64_t width) {
     by_vectors(width, [&](int64_t i, int64_t n) {
         Vec total{};
         for (int64_t j = 0; j < count; j++)
-            total = fma(load_some(x + j * width + i, n), all(by[j]), total);
-        total = load_some(out + i, n) + rounded_if(narrow, total);
-        store_some(out + i, rounded_if(narrow, total), n);
+            total = fma(load_some(x + j * width + i, n), all(number(by[j])), total);
+        store_some(out + i, load_some(out + i, n) + held_as<T>(total), n);
     });
 }
 

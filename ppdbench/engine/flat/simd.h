@@ -135,19 +135,27 @@ inline Halves rounded_halves(Vec x) { return lower_halves(as_ints(rounded(x)) >>
 #endif
 inline Vec rounded_if(bool narrow, Vec x) { return narrow ? rounded(x) : x; }
 
-inline void store(float* to, Vec x) { *(VecAnywhere*)to = x; }
-// Of numbers that are rounded already.
-inline void store(Bfloat16* to, Vec x) { *(HalvesAnywhere*)to = lower_halves(as_ints(x) >> 16); }
-// Rounds to bfloat16 and stores that; gives it back, too.
-inline Vec store_rounded(Bfloat16* to, Vec x) {
+// As numbers of type T hold it.
+template <class T>
+constexpr bool IS_NARROW = std::is_same<T, Bfloat16>::value;
+template <class T>
+inline Vec held_as(Vec x) {
+    return rounded_if(IS_NARROW<T>, x);
+}
+inline float number(float x) { return x; }
+inline float number(Bfloat16 x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+// Gives back what is held then.
+inline Vec store(float* to, Vec x) { return *(VecAnywhere*)to = x; }
+inline Vec store(Bfloat16* to, Vec x) {
     const Halves near = rounded_halves(x);
     *(HalvesAnywhere*)to = near;
     return wide(near);
-}
-inline Vec store_rounded(float* to, Vec x) {
-    const Vec near = rounded(x);
-    store(to, near);
-    return near;
 }
 
 // The first `n` numbers, zeros behind them.
@@ -160,11 +168,12 @@ inline Vec load_some(const T* from, int64_t n) {
 }
 
 template <class T>
-inline void store_some(T* to, Vec x, int64_t n) {
+inline Vec store_some(T* to, Vec x, int64_t n) {
     if (n >= LANES) return store(to, x);
     T some[LANES];
-    store(some, x);
+    x = store(some, x);
     memcpy(to, some, n * sizeof(T));
+    return x;
 }
 
 // True if any lane has a bit.

@@ -5,6 +5,8 @@
 // sum of two bfloat16 numbers, as good as float32 to what is rounded to bfloat16 in the end.
 #pragma once
 
+#include <initializer_list>
+
 #include "attention.h"
 #include "side_by_side.h"
 
@@ -57,7 +59,7 @@ template <class Tiles>
 class TiledUnit : public SomeRows {
    public:
     TiledUnit(const Pass& pass, const Operation& op, int64_t kv_head, int64_t first_row,
-              int64_t end_row, const float* queries, int64_t stride, float* room)
+              int64_t end_row, const Bfloat16* queries, int64_t stride, float* room)
         : SomeRows(pass, op, kv_head, first_row, end_row), capacity_(pass.capacity),
           room_(op, heads_, room) {
         memset(room_.nought, 0, room_.widest * sizeof(Bfloat16));
@@ -145,7 +147,7 @@ class TiledUnit : public SomeRows {
 
     // Scores: keys are rows of a tile as they lie in the cache, queries columns of another
 
-    __attribute__((noinline)) void lay_queries(const float* queries, int64_t stride) {
+    __attribute__((noinline)) void lay_queries(const Bfloat16* queries, int64_t stride) {
         auto lay = [&](int64_t from, int64_t dim, uint32_t* to) {
             for (int64_t h = 0; h < heads_; h += TILE_ROWS)
                 for (int64_t d = 0; d < dim; d += TILE_DEEP) {
@@ -257,7 +259,7 @@ class TiledUnit : public SomeRows {
         Bfloat16 *near = room_.near + head * PART, *rest = room_.rest + head * PART;
         memset(near, 0, PART * sizeof(Bfloat16)), memset(rest, 0, PART * sizeof(Bfloat16));
         weigh(scores, gathered, [&](int64_t at, Vec w) {
-            store_rounded(rest + at, w - store_rounded(near + at, w));
+            store(rest + at, w - store(near + at, w));
         });
     }
     // Values of 32 places, weighted, onto the sums of the heads of some rows: as soon as there are

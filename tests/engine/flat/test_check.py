@@ -16,10 +16,8 @@ from tests.engine.flat.conftest import Planted
 BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     "a wrong tail column": (
         "kernels.cpp",
-        "by_vectors(left < BLOCK ? left : BLOCK, [&](int64_t j, int64_t some) {\n"
-        "                        Vec x = finished(product",
-        "by_vectors(left < BLOCK ? left - 1 : BLOCK, [&](int64_t j, int64_t some) {\n"
-        "                        Vec x = finished(product",
+        "if (left < BLOCK) return by_vectors(left, each);",
+        "if (left < BLOCK) return by_vectors(left - 1, each);",
         (torch.float32, torch.bfloat16),
     ),
     "the first of two blocks again": (
@@ -54,12 +52,30 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "stale numbers behind a row": (
         "rows.h",
-        "for (int64_t i = 0; i < deep; i += LANES)\n        store_rounded(to",
-        "for (int64_t i = 0; i < width; i += LANES)\n        store_rounded(to",
+        "for (int64_t i = 0; i < deep; i += LANES)\n        store(to",
+        "for (int64_t i = 0; i < width; i += LANES)\n        store(to",
         (torch.bfloat16,),
     ),
-    "a part of a block, packed where it lies": (
+    "stale numbers behind a row of pairs": (
+        "rows.h",
+        "memset(to + width, 0, (deep - width) * sizeof *to);",
+        "",
+        (EMULATED_TILES,),
+    ),
+    "what lies behind a row, too": (
         "kernels.cpp",
+        "return widens() || !in_tiles ||",
+        "return widens() ||",
+        (EMULATED_TILES,),
+    ),
+    "rows of a product's parts in each other's place": (
+        "kernels.cpp",
+        "return row(op.source, first) + product.first;",
+        "return row(op.source, first);",
+        (torch.float32, EMULATED_TILES),
+    ),
+    "a part of a block, packed where it lies": (
+        "packing.cpp",
         "memcpy(was, there, block() * sizeof(T));",
         "memcpy(was, there, (block() - 1) * sizeof(T));",
         (torch.float32, torch.bfloat16),
@@ -72,8 +88,8 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "a missing bias": (
         "kernels.cpp",
-        "if (product.bias) sum = sum + load(product.bias + out);",
-        "",
+        "return product.bias ? sum + load(product.bias + block * BLOCK + at) : sum;",
+        "return sum;",
         (torch.float32, torch.bfloat16),
     ),
     "a key too few": (
@@ -162,8 +178,8 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "numbers of another part": (
         "rows.h",
-        "total = fma(load_some(x + j * width + i, n), all(by[j]), total);",
-        "total = fma(load_some(x + j * width + i, n), all(by[0]), total);",
+        "total = fma(load_some(x + j * width + i, n), all(number(by[j])), total);",
+        "total = fma(load_some(x + j * width + i, n), all(number(by[0])), total);",
         (torch.float32, torch.bfloat16),
     ),
     "parts that are all mixed into the first": (
