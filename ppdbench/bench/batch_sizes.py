@@ -13,6 +13,7 @@ from ppdbench.engine.placement import name_of
 from ppdbench.errors import ConfigError
 from ppdbench.runs.shards import Shard
 from ppdbench.runs.workload import Workload
+from ppdbench.wording import counted
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def check_examples(work: Workload, size: int, shard: Shard) -> None:
         ours = fewest.get(task.name, 0)
         if size > ours:
             whose = f", of which one of {shard.count} processes gets {ours}"
-            here = f"{len(examples)} examples here{whose if shard.count > 1 else ''}"
+            here = f"{counted(len(examples), 'example')} here{whose if shard.count > 1 else ''}"
             raise ConfigError(
                 f"--batch {size}: {task.name} has {here}; use {max(1, ours)} or less, or a higher "
                 "--limit"

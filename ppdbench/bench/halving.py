@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ppdbench.errors import ConfigError
 from ppdbench.runs.records import SweepHeader
+from ppdbench.wording import counted
 
 SEARCHES = ("grid", "halving")
 FEWEST_CELLS = 2  # the best one, and what it is to be told from
@@ -34,8 +35,8 @@ def rungs(search: str, n_cells: int, per_task: Sequence[int]) -> tuple[HalvingSt
     parts = _parts(len(_halves(n_cells)), per_task)
     if len(parts) == 1:
         raise ConfigError(
-            f"--search halving begins with fewer than {everything.examples} examples, and not "
-            f"with fewer than {FEWEST_EXAMPLES}; raise --limit or use --search grid"
+            f"--search halving begins with fewer than {counted(everything.examples, 'example')}, "
+            f"and not with fewer than {FEWEST_EXAMPLES}; raise --limit or use --search grid"
         )
     return tuple(
         HalvingStage(cells, _examples(part, per_task), part)

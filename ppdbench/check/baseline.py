@@ -18,6 +18,7 @@ from ppdbench.files.keys import Keys, kind
 from ppdbench.runs.records import Header, Sample
 from ppdbench.runs.store import SCHEMA_VERSION, read_whole
 from ppdbench.runs.validation import CHECKSUM, Unsound, check_seal, seal_of
+from ppdbench.wording import counted
 
 FORMAT = "ppdbench-baseline"
 VERSION = 1
@@ -81,8 +82,8 @@ def refuse_unsound(path: Path, samples: Sequence[Sample], header: Header) -> Non
     if bad:
         first = bad[0]
         raise DataError(
-            f"{path} cannot be a baseline: {len(bad)} examples with verdict {first.verdict}, "
-            f"the first {first.method} on {first.task} {first.example_id}"
+            f"{path} cannot be a baseline: {counted(len(bad), 'example')} with verdict "
+            f"{first.verdict}, the first {first.method} on {first.task} {first.example_id}"
         )
     for label, error in header.not_run.items():
         raise DataError(f"{path} cannot be a baseline: {label} did not run: {error}")
@@ -195,6 +196,6 @@ def _refuse_unequal_lengths(keys: Keys, found: Snapshot) -> None:
     for task, subject, length in entries:
         if length != lengths.get(task):
             raise keys.error(
-                f"{length} entries of {task} with {subject}, but {lengths.get(task, 0)} examples; "
-                f"{AGAIN}"
+                f"{length} entries of {task} with {subject}, but "
+                f"{counted(lengths.get(task, 0), 'example')}; {AGAIN}"
             )

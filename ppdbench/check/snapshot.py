@@ -23,6 +23,7 @@ from ppdbench.runs.drawing import GREEDY
 from ppdbench.runs.prompting import prompting
 from ppdbench.runs.records import Decoding, DecodingHeader, Header, Sample, decoding
 from ppdbench.runs.store import SCHEMA_VERSION, StoredRun
+from ppdbench.wording import counted
 
 # What two runs must have been told alike to be compared, beside model, data and methods.
 SETTINGS = ("max_new_tokens", "shots", "seed")
@@ -166,8 +167,9 @@ def _groups(run: StoredRun) -> Groups:
             wanted = len(every) if probed else data.turns or len(every)
             if done != data.examples or len(by_id) != wanted or by_id.keys() != every:
                 turns = f" and {len(by_id)} of {wanted} turns" if wanted > done else ""
+                examples = counted(data.examples, "example")
                 raise DataError(
-                    f"{run.path} is unfinished: {done} of {data.examples} examples{turns} of "
+                    f"{run.path} is unfinished: {done} of {examples}{turns} of "
                     f"{task} with {subject}; continue it with --resume"
                 )
             # Interrupted runs finish their examples in another order.

@@ -23,6 +23,7 @@ from ppdbench.cli.options import export_option, format_option, model_options, sa
 from ppdbench.errors import ConfigError
 from ppdbench.files import resources
 from ppdbench.files.paths import check_folder
+from ppdbench.wording import counted
 
 if TYPE_CHECKING:
     from ppdbench.runs.store import StoredRun
@@ -209,13 +210,15 @@ def _exit_code(runs: Sequence[StoredRun]) -> int:
             code = code or FAILURES
         failed = [sample for sample in run.samples if isinstance(sample, FailedSample)]
         if failed:
+            verb = "are" if len(failed) > 1 else "is"
             notice(
-                f"ppdbench: {len(failed)} examples of {run.path} failed and are left out; the "
-                f"first: {failed[0].task} {failed[0].example_id}: {failed[0].error}"
+                f"ppdbench: {counted(len(failed), 'example')} of {run.path} failed and {verb} left "
+                f"out; the first: {failed[0].task} {failed[0].example_id}: {failed[0].error}"
             )
             code = code or FAILURES
         different = sum(sample.verdict == "mismatch" for sample in run.samples)
         if different:
-            notice(f"ppdbench: {different} outputs of {run.path} differ from greedy decoding's")
+            outputs, verb = counted(different, "output"), "differ" if different > 1 else "differs"
+            notice(f"ppdbench: {outputs} of {run.path} {verb} from greedy decoding's")
             code = MISMATCH
     return code

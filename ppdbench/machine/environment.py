@@ -23,6 +23,7 @@ import torch
 from ppdbench import __version__
 from ppdbench.errors import ConfigError
 from ppdbench.files.resources import PACKAGE
+from ppdbench.wording import counted
 
 Description = dict[str, Any]
 
@@ -212,7 +213,7 @@ def set_threads(n: int | None, processes: int | None = 1) -> None:
         return
     if not 1 <= n <= usable:
         raise ConfigError(
-            f"--threads {n}, but this process may use {usable} core{'s' * (usable > 1)}; "
+            f"--threads {n}, but this process may use {counted(usable, 'core')}; "
             f"use {'1' if usable == 1 else f'1..{usable}'}"
         )
     torch.set_num_threads(n)

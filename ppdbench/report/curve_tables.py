@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ppdbench.bench.pass_curve import OTHER_BYTES, PassCurve
 from ppdbench.report.sheet import Sheet
+from ppdbench.wording import counted
 
 EXPERTS = "experts read"
 OTHER_WORDS = (
@@ -45,7 +46,7 @@ def pass_curve_sheet(found: PassCurve) -> Sheet:
 def curve_label(found: PassCurve) -> str:
     """Name what was measured and on how much of the machine."""
     random = " (synthetic weights)" if found.is_synthetic else ""
-    threads = f"{found.threads} thread{'s' * (found.threads > 1)}"
+    threads = counted(found.threads, "thread")
     return f"{found.model}{random}, {found.dtype} on {found.device}, {threads}"
 
 

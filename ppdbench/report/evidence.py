@@ -9,6 +9,7 @@ from ppdbench.bench.claims import TOO_FEW, WHY_TOO_FEW, Speedup, no_difference, 
 from ppdbench.runs.prompting import PLAIN as PLAIN_PROMPTS
 from ppdbench.runs.samples import in_turns
 from ppdbench.stats import FEW, FEW_EXAMPLES, Ratio
+from ppdbench.wording import counted
 
 Summary = Mapping[str, Any]
 PLAIN = (
@@ -25,8 +26,7 @@ def sized(summaries: Sequence[Summary]) -> str:
     """Say how many examples there were, and how many of them took a step that could be timed."""
     first, timed = summaries[0], min(s["n_timed"] for s in summaries)
     examples = first["n_questions"]
-    unit = " example" if examples == 1 else " examples"
-    words = in_turns(examples, first["n_examples"], unit)
+    words = in_turns(examples, first["n_examples"], "example")
     return words + (f", {timed} timed" if timed < examples else "")
 
 
@@ -152,7 +152,7 @@ def _experts_note(summaries: Sequence[Summary]) -> str | None:
         if found := summary.get("experts"):
             by_rows = {int(rows): mean for rows, mean in found["by_rows"].items()}
             ends = dict.fromkeys((min(by_rows), max(by_rows)))
-            each = (f"{by_rows[n]:.1f} by {n} row{'s' * (n > 1)}" for n in ends)
+            each = (f"{by_rows[n]:.1f} by {counted(n, 'row')}" for n in ends)
             told.append(f"{summary['label']} {', '.join(each)}")
     if not told:
         return None

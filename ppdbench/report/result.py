@@ -20,6 +20,7 @@ from ppdbench.report.page.runs import Run
 from ppdbench.report.terminal import printed_width, table_lines
 from ppdbench.runs.records import FailedSample, Header, Sample
 from ppdbench.runs.store import StoredRun
+from ppdbench.wording import counted
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,7 +47,7 @@ def problems(header: Header, samples: Sequence[Sample], path: Path) -> list[Prob
     if failed:
         first = failed[0]
         where = f"{first.method} on {first.task} {first.example_id}"
-        n = f"{len(failed)} example{'s' * (len(failed) > 1)}"
+        n = counted(len(failed), "example")
         found.append(Problem(f"{n} failed; the first: {where}: {first.error}", BROKEN))
     mismatches = sum(sample.verdict == "mismatch" for sample in samples)
     if mismatches:
@@ -64,7 +65,7 @@ class Result:
     @classmethod
     def of(cls, run: FinishedRun) -> Result:
         """The result of a run that is just over."""
-        stored = StoredRun(run.path, run.header, run.samples, run.torn)
+        stored = StoredRun(run.path, run.header, run.samples)
         return cls(Run(run.path.name, stored))
 
     @property

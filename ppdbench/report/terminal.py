@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ppdbench.report.console import Terminal
 from ppdbench.report.sheet import Sheet
+from ppdbench.wording import counted
 
 GAP = 2  # blanks between two columns
 MARGIN = 1  # and before the first
@@ -118,7 +119,7 @@ def _reduced(sheet: Sheet, width: int) -> _Fitting:
 
 def _missing(left_out: Sequence[str]) -> Iterator[str]:
     if left_out:
-        columns = f"{len(left_out)} more column{'s' * (len(left_out) > 1)}"
+        columns = counted(len(left_out), "more column")
         yield f"{columns} ({', '.join(left_out)}): {REMEDY}."
 
 

@@ -27,6 +27,7 @@ from ppdbench.runs.records import ProbedSample, probing
 from ppdbench.runs.store import StoredRun
 from ppdbench.runs.unfinished import unfinished
 from ppdbench.stats import grouped
+from ppdbench.wording import counted
 
 DEFAULT_KS = (1, 3, 5)
 
@@ -100,7 +101,8 @@ class MeasuredRows:
         if any(row.latency_per_token is None for row in self.rows):
             notes.append(f"-: {_reason_below_half(self.n_layers)}")
         if self.failed:
-            notes.append(f"{self.failed} failed examples are left out.")
+            examples = "examples are" if self.failed > 1 else "example is"
+            notes.append(f"{self.failed} failed {examples} left out.")
         if any(row.examples < LEAST_EXAMPLES for row in self.rows):
             notes.append(TOO_FEW)
         if self.unfinished:
@@ -307,8 +309,9 @@ def _telling(rows: Sequence[TheoryRow]) -> list[TheoryRow]:
 def _group_sheet(task: str, target: str, rows: Sequence[TheoryRow]) -> Sheet:
     first = rows[0]
     heads = TERMINAL_COLUMNS
+    examples, tokens = counted(first.examples, "example"), counted(first.tokens, "token")
     return Sheet(
-        title=f"{task}, {target}: {first.examples} examples, {first.tokens} tokens",
+        title=f"{task}, {target}: {examples}, {tokens}",
         header=tuple(heads.values()),
         rows=tuple(tuple(getattr(row, name) for name in heads) for row in rows),
         digits={

@@ -159,8 +159,9 @@ class _ShotPool:
                 if shot.prompt.values != example.prompt.values:
                     chosen.append(text)
         if len(chosen) < self._shots:
+            examples = "example is" if len(chosen) == 1 else "examples are"
             raise ConfigError(
-                f"--shots {self._shots}, but only {len(chosen)} worked examples are available "
+                f"--shots {self._shots}, but only {len(chosen)} worked {examples} available "
                 f"for {self._task.name} example {example.id}; lower --shots or give more data"
             )
         return "".join(chosen)

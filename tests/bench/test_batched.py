@@ -273,6 +273,7 @@ def test_resuming_with_other_batches_is_refused(capsys: pytest.CaptureFixture[st
         (["--batch", "0"], "--batch 0: use 1 or more"),
         (["--batch", "two"], "--batch 'two': use numbers"),
         (["--batch", "7"], "--batch 7: gsm8k has 6 examples here; use 6 or less"),
+        (["--batch", "7", "--limit", "1"], "--batch 7: gsm8k has 1 example here; use 1 or less"),
         (["--batch", "2", "--strict"], "--strict fixes the shape"),
         (["--batch", "2", "--profile"], "--profile looks at one sequence"),
         (["--batch", "2", "--compile", "on"], "--compile on is for one sequence"),

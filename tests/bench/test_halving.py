@@ -42,6 +42,8 @@ def test_every_task_has_its_part_of_every_rung() -> None:
 def test_too_few_examples_to_begin_with_fewer_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"fewer than 3 examples.*raise --limit"):
         rungs("halving", 9, [1, 1, 1])
+    with pytest.raises(ConfigError, match="fewer than 1 example, and"):
+        rungs("halving", 9, [1])
 
 
 def test_the_faster_half_goes_on_in_its_old_order() -> None:

@@ -95,7 +95,7 @@ def test_no_prompt_and_no_text_goes_into_it(tmp_path: Path) -> None:
 
 def test_runs_with_failures_or_mismatches_cannot_become_one(tmp_path: Path) -> None:
     broken = bench_run(tmp_path / "a", drafting(failed, 2))
-    with pytest.raises(DataError, match="1 examples with verdict failed, the first layerskip on"):
+    with pytest.raises(DataError, match="1 example with verdict failed, the first layerskip on"):
         write_baseline(tmp_path / "baseline.json", broken)
     wrong = bench_run(tmp_path / "b", drafting(lambda s: {"verdict": "mismatch"}, 2))
     with pytest.raises(DataError, match="verdict mismatch"):

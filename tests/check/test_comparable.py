@@ -54,6 +54,7 @@ def test_targets_of_earlier_versions_had_what_they_have_gained_at_its_default(
         ({"methods": RETRAINED}, "layerskip loaded other trained parts"),
         ({"kind": "drafts"}, "is a drafts run, which nothing checks; use one of probe, decode"),
         ({"data": {"squad": {**SQUAD, "examples": 9}}}, "is unfinished: 8 of 9 examples of squad"),
+        ({"data": {"squad": {**SQUAD, "examples": 1}}}, "is unfinished: 8 of 1 example of squad"),
     ],
 )
 def test_runs_of_other_things_are_refused(

@@ -52,7 +52,7 @@ def test_failed_examples_are_left_out_reported_and_told_by_the_exit_code(
     folder = write_run(Path("a"), "probe", [probed("squad", 0, {4: [0] * 16}), failed])
     assert run(["table", "ppd/6", str(folder), "--format", "csv"]) == 3
     captured = capsys.readouterr()
-    assert "1 examples of a failed and are left out; the first: squad 9: NaN" in captured.err
+    assert "1 example of a failed and is left out; the first: squad 9: NaN" in captured.err
     assert ",16," in captured.out
 
 

@@ -100,7 +100,9 @@ def test_failed_examples_are_counted(tmp_path: Path) -> None:
     failed = {"example_id": "c", "task": "squad", "method": "probe", "verdict": "error"}
     measured = measure(tmp_path, [*BOTH, failed])
     assert measured.failed == 1
-    assert any("1 failed" in note for note in measured.notes)
+    assert "1 failed example is left out." in measured.notes
+    more = measure(tmp_path / "more", [*BOTH, failed, {**failed, "example_id": "d"}])
+    assert "2 failed examples are left out." in more.notes
 
 
 def test_ks_come_from_the_run_where_none_are_asked_for(tmp_path: Path) -> None:
@@ -156,8 +158,8 @@ def test_files_get_all_columns_and_terminals_a_table_per_task(tmp_path: Path) ->
     assert len(sheet.rows) == len(measured.rows) == 12
     first, second = theory_tables.run_sheets(measured)
     assert (first.title, second.title) == (
-        "squad, greedy: 1 examples, 4 tokens",
-        "xsum, greedy: 1 examples, 3 tokens",
+        "squad, greedy: 1 example, 4 tokens",
+        "xsum, greedy: 1 example, 3 tokens",
     )
     assert not first.notes and second.notes == measured.notes
 

@@ -121,7 +121,7 @@ def test_copies_of_the_question_do_not_leak_as_shots(write_task):
     for seed in range(10):
         first = build(*twins, task=task, shots=1, seed=seed)[0]
         assert "leak" not in first.prompt.text
-    with pytest.raises(ConfigError, match="--shots 2, but only 1 worked examples"):
+    with pytest.raises(ConfigError, match="--shots 2, but only 1 worked example is available"):
         build(*twins, task=task, shots=2)
 
 

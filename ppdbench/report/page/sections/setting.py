@@ -101,8 +101,8 @@ def _tasks(run: Run) -> str:
     sizes = []
     for task in run.tasks:
         of_task = [sample for sample in run.samples if sample.task == task]
-        n = in_turns(count_examples(of_task), count_turns(of_task), " examples")
-        sizes.append(f"{task} ({n})")
+        examples = count_examples(of_task)
+        sizes.append(f"{task} ({in_turns(examples, count_turns(of_task), 'example')})")
     words = ", ".join(sizes)
     return f"{words}; up to {length} new tokens" if length else words
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ def test_a_card_names_model_machine_tasks_and_moment(tmp_path: Path) -> None:
     assert card["Started"] == "2026-01-02 03:04:05 UTC"
     assert card["Numbers"] == "float32"
     assert "Processes" not in card
+
+
+def test_a_card_of_one_example_says_so(tmp_path: Path) -> None:
+    folder = made.bench(tmp_path / "run")
+    lines = (folder / "samples.jsonl").read_text("utf-8").splitlines(keepends=True)
+    first = json.loads(lines[0])["example_id"]
+    kept = [line for line in lines if json.loads(line)["example_id"] == first]
+    (folder / "samples.jsonl").write_text("".join(kept), "utf-8")
+    assert dict(told_of(run_of(folder)))["Tasks"] == "gsm8k (1 example); up to 4 new tokens"
 
 
 @pytest.mark.parametrize(
