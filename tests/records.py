@@ -153,7 +153,11 @@ def sample(kind: str, /, **parts: Any) -> dict[str, Any]:
 
 
 def write_run(folder: Path, kind: str, samples: Iterable[Mapping[str, Any]], **parts: Any) -> Path:
-    """A run folder of such samples, filled up."""
+    """A run folder of such samples, filled up; a probe asked for the targets that they have."""
+    samples = list(samples)
+    kinds = dict.fromkeys(each.get("target") or "greedy" for each in samples)
+    targets = [{"kind": kind} for kind in kinds] or [TARGET]
+    parts = {**parts, "config": {"targets": targets, **parts.get("config", {})}}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps(header(kind, **parts)), "utf-8")
     lines = b"".join(_line(sample(kind, **each)) for each in samples)

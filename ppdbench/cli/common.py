@@ -20,6 +20,7 @@ from ppdbench.files import resources
 from ppdbench.files.clean import clean
 from ppdbench.report.progress import progress
 from ppdbench.runs.shards import Shard
+from ppdbench.wording import counted
 
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
@@ -306,7 +307,7 @@ def repair(*folders: str) -> None:
         dropped = salvage(Path(folder))
         if dropped:
             notice(
-                f"note: {dropped} damaged line{'s' * (dropped > 1)} dropped from {folder}; the "
+                f"note: {counted(dropped, 'damaged line')} dropped from {folder}; the "
                 "file as it was ends in .damaged"
             )
 
@@ -323,7 +324,7 @@ def left_over(run: FinishedRun) -> int:
     """The exit code of a run that lacks what others were to do, with a line that says so."""
     if not run.missing:
         return 0
-    samples = f"{run.missing} sample{'s' * (run.missing > 1)}"
+    samples = counted(run.missing, "sample")
     if run.shard.is_job:
         verb = "are" if run.missing > 1 else "is"
         notice(f"note: {samples} of other shards {verb} not there yet")
@@ -405,6 +406,8 @@ def closing_notes(run: FinishedRun, asked: str | None) -> None:
             notice(f"note: {without_score(task, source.unscored)}")
     if run.torn:
         notice("note: a last line of samples was incomplete; that example was done again")
+    for path in run.cut_off:
+        notice(f"note: the last line of {path} was incomplete and was cut off")
     if run.cut:
         examples = {(sample.task, sample.example_id) for sample in run.samples}
         notice(

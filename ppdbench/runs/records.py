@@ -860,6 +860,9 @@ class Header(Record, frozen=True, kw_only=True):
     """The machine and its software."""
     passes: Passes | None = None
     """The path that passes take; runs of earlier versions do not say it."""
+    shards: AtLeastOne | None = None
+    """The N of the `--shard I/N` that share the run, where jobs do; runs of earlier versions do
+    not say it."""
 
     # What some kinds of runs have and others lack.
 

@@ -153,7 +153,8 @@ class Ready:
             samples=samples,
             # Prompts of later turns are known only now.
             cut={(s.task, s.example_id): s.cut_tokens for s in samples if s.cut_tokens},
-            torn=folder.torn,
+            torn=folder.redone,
+            cut_off=folder.cut_off,
             shard=to.shard,
             missing=sum(key not in folder.done for key in wanted),
             spell=self.loaded.tokenizer.decode,

@@ -19,6 +19,7 @@ import msgspec
 
 from ppdbench.errors import DataError
 from ppdbench.machine.garbage import no_collection
+from ppdbench.runs.drawing import GREEDY
 from ppdbench.runs.records import (
     KINDS,
     Asked,
@@ -30,6 +31,7 @@ from ppdbench.runs.records import (
 )
 from ppdbench.runs.shards import Shard
 from ppdbench.runs.validation import Unsound, convert, from_json, is_sealed, sealed, unsealed
+from ppdbench.wording import counted
 
 Key = tuple[Any, ...]
 
@@ -107,8 +109,8 @@ def count_examples(samples: Iterable[Asked]) -> int:
 
 
 def in_turns(examples: int | str, turns: int | str, unit: str = "") -> str:
-    """`8`, or `8 in 16 turns`; `8 examples` with a unit."""
-    words = f"{examples}{unit}"
+    """`8`, or `8 in 16 turns`; `8 examples` where it is said what they are."""
+    words = counted(examples, unit) if unit and isinstance(examples, int) else f"{examples}"
     return words if examples == turns else f"{words} in {turns} turns"
 
 
@@ -138,19 +140,12 @@ class _Whose(msgspec.Struct):
 def parse_sample(line: bytes, kind: str) -> Sample:
     """A whole sample of a run of this kind; `Unsound` says what is wrong with a line."""
     if not line.endswith(b"\n"):
-        raise Unsound("its end is missing", broken=True)
+        raise Unsound("its end is missing")
     body = unsealed(line)
     head = _HEAD.match(body)
-    failed = (head[5] == b"failed") if head else _whose(body).verdict == "failed"
+    failed = (head[5] == b"failed") if head else from_json(body, _Whose).verdict == "failed"
     sample: Sample = from_json(body, _form(kind, failed=failed))
     return sample
-
-
-def _whose(body: bytes) -> _Whose:
-    try:
-        return from_json(body, _Whose)
-    except Unsound as error:
-        raise Unsound(str(error), broken=True) from error
 
 
 def head_of(sample: Asked) -> SampleId:
@@ -208,25 +203,23 @@ class SampleFile:
         self.sound = 0  # bytes
         self.lines = 0
         self.unsealed = 0  # of these lines, written by versions that knew no checksums
-        self.broken: Unsound | None = None  # why the last line is left out
+        self.torn = False  # the last line lacks its end and is left out
 
     def news(self, *, whole: bool) -> Iterator[tuple[SampleId, SampleLocation, Sample | None]]:
         """Yield what has come since the last look; with `whole` every line is parsed."""
-        self.broken = None
+        self.torn = False
         with opened(self.path) as file:
             file.seek(self.sound)
             for line in file:
-                if self.broken:
-                    raise damaged(self.path, self.lines + 1, self.broken)
+                if not line.endswith(b"\n"):
+                    self.torn = True
+                    return
                 head, sample = None if whole else _quick_head(line), None
                 if head is None:
                     try:
                         sample = parse_sample(line, self.kind)
                     except Unsound as error:
-                        if not error.broken:
-                            raise damaged(self.path, self.lines + 1, error) from error
-                        self.broken = error
-                        continue
+                        raise damaged(self.path, self.lines + 1, error) from error
                     head = head_of(sample)
                 self.unsealed += not is_sealed(line)
                 yield head, self.place(head, line), sample
@@ -270,7 +263,7 @@ class Stored(Mapping[Key, Sample]):
     @property
     def torn(self) -> bool:
         """True if a last line was incomplete and is left out."""
-        return any(file.broken for file in self.files.values())
+        return any(file.torn for file in self.files.values())
 
     @property
     def unsealed(self) -> int:
@@ -291,9 +284,15 @@ class Stored(Mapping[Key, Sample]):
 
     def _refuse_foreign(self, key: Key, file: SampleFile) -> None:
         """Refuse the line that was read last if it is a sample of another run."""
-        task, _, method, _ = key
-        for what, name, of_run in (("task", task, self._tasks), ("method", method, self._methods)):
-            if of_run and name not in of_run:  # a probe of layers names no methods
+        task, _, method, target = key
+        known = (
+            ("task", task, self._tasks),
+            ("method", method, self._methods),
+            ("target", target or GREEDY, self._targets),
+        )
+        for what, name, of_run in known:
+            # A probe of layers names no methods, and nothing else names targets.
+            if of_run and name not in of_run:
                 raise DataError(
                     f"{file.path} line {file.lines} is a sample of another run: run.json has no "
                     f"{what} {name!r}; restore the file"

@@ -157,12 +157,14 @@ def _of_another_version(folder: Path, version: Any) -> DataError:
 def check_target(path: Path, *, resume: bool, shard: Shard = ALONE) -> None:
     """Refuse a folder that a run cannot go into, before anything is loaded for it.
 
-    A job finds what jobs before it wrote; only what it did itself is to be resumed. For ranks
-    the first one decides.
+    A job finds what jobs before it wrote; only what it did itself is to be resumed, and all share
+    the examples among as many. For ranks the first one decides.
     """
     if shard.follows:
         return
     if (path / HEADER).exists():
+        if shard.is_job:
+            _check_parts(path, shard)
         begun = sample_path(path, shard).exists() if shard.is_job else True
         if begun and not resume:
             mine = f"shard {shard.index + 1}/{shard.count} of a run" if shard.is_job else "a run"
@@ -175,6 +177,17 @@ def check_target(path: Path, *, resume: bool, shard: Shard = ALONE) -> None:
         )
     elif resume and not shard.is_job:
         raise ConfigError(f"{path} holds no run, so there is nothing to resume; drop --resume")
+
+
+def _check_parts(path: Path, shard: Shard) -> None:
+    """Refuse a job whose part is one of another number of parts than the folder's."""
+    there = read_run_header(path).shards
+    if there not in (None, shard.count):
+        raise ConfigError(
+            f"{path} holds shards of {there}, so {shard.index + 1}/{shard.count} would share its "
+            f"examples in another way; use --shard I/{there}, finish the run with --resume and "
+            "no --shard, or choose another --out"
+        )
 
 
 def begun_header(path: Path, shard: Shard = ALONE) -> Header | None:
@@ -233,10 +246,10 @@ class RunFolder:
             if (self.path / HEADER).exists():
                 self._go_on(read_run_header(self.path), header)
             else:
-                self._write_header(header)
+                self._write_header(self._shared(header))
             self.done = Stored(self.path, self.header)
             self.done.look(whole=True)
-            self.torn = self.done.torn
+            self.torn, self._found = self.done.torn, len(self.done)
             self._open(content)
         return True
 
@@ -247,17 +260,26 @@ class RunFolder:
         if self.shard.alone and self._first is not None:
             known = _with_more(known, asked, self._first)
         _check_same(known, asked)
+        known = self._shared(known)
         self.header = known
         if known is not stored:
             self._write_header(known)
 
+    def _shared(self, header: Header) -> Header:
+        """The header with the number of jobs among which this one shares the run."""
+        if not self.shard.is_job or header.shards is not None:
+            return header
+        return replace(header, shards=self.shard.count)
+
     def _open(self, content: LockContent) -> None:
         """Take the file of this process; who comes in first cuts what is torn in all of them."""
         own = sample_path(self.path, self.shard)
+        cut: list[Path] = []
         try:
             for path, file in self.done.files.items():
-                if file.broken and (path == own or len(content.met) == 1):
+                if file.torn and (path == own or len(content.met) == 1):
                     os.truncate(path, file.sound)
+                    cut.append(path)
             # Unbuffered: after a failed write nothing may be left that close() would repeat.
             self._file = own.open("ab", buffering=0)
         except OSError as error:
@@ -265,6 +287,9 @@ class RunFolder:
         if not take(self._file):
             self._file.close()
             raise written_by_others(self.path)
+        # What is torn in another job's file is that one's to do.
+        self._to_redo = [path for path in cut if path == own or not self.shard.is_job]
+        self._cut = cut
         self._own = self.done.files.setdefault(own, SampleFile(own, self.done.kind))
 
     def _write_header(self, header: Header) -> None:
@@ -292,6 +317,18 @@ class RunFolder:
             raise _writing_failed(self.path, error) from error
         head = head_of(record)
         self.done.add(head, self._own.place(head, line), record)
+
+    @property
+    def redone(self) -> bool:
+        """True if a torn last line was cut off and samples that were missing have come since."""
+        return bool(self._to_redo) and len(self.done) > self._found
+
+    @property
+    def cut_off(self) -> Sequence[Path]:
+        """The files of which a torn last line was cut off, and nothing was done again for it."""
+        if not self.redone:
+            return self._cut
+        return [path for path in self._cut if path not in self._to_redo]
 
     def amend(self, **parts: Any) -> None:
         """Write into the header what was decided on the way, for who goes on with the run."""

@@ -25,11 +25,7 @@ _NAMED = re.compile(r"Object (missing required field|contains unknown field) `(.
 
 
 class Unsound(Exception):
-    """Something stored that is wrong, and how; `broken` where it is no JSON at all."""
-
-    def __init__(self, why: str, *, broken: bool = False) -> None:
-        super().__init__(why)
-        self.broken = broken
+    """Something stored that is wrong, and how."""
 
 
 def sealed(line: bytes) -> bytes:
@@ -94,7 +90,7 @@ def loads(content: bytes) -> Any:
     try:
         return json.loads(content, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise Unsound("it is not JSON", broken=True) from error
+        raise Unsound("it is not JSON") from error
 
 
 def _no_number(name: str) -> NoReturn:

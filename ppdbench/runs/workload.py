@@ -31,6 +31,7 @@ from ppdbench.tasks import (
     stands_in,
 )
 from ppdbench.tasks.spec import MOST_TOKENS
+from ppdbench.wording import counted
 
 Report = Callable[[str, int, "int | None"], None]
 
@@ -58,7 +59,7 @@ def without_score(task: str, examples: Sequence[str]) -> str:
     """Say which examples have a reference that cannot be scored."""
     named = ", ".join(examples[:5]) + (", ..." if len(examples) > 5 else "")
     return (
-        f"{task}: no score for {len(examples)} example{'s' * (len(examples) > 1)}, whose reference "
+        f"{task}: no score for {counted(len(examples), 'example')}, whose reference "
         f"holds no answer to compare with: {named}"
     )
 
@@ -265,6 +266,7 @@ class FinishedRun:
     samples: Sequence[Sample]
     cut: dict[tuple[str, str], int]  # task and example id -> prompt tokens cut
     torn: bool  # an incomplete last line was found and done again
+    cut_off: Sequence[Path] = ()  # files that lost one for which nothing was done again
     shard: Shard = ALONE
     missing: int = 0  # samples that are for others to make, who have not (yet)
     spell: Callable[[Sequence[int]], str] = str  # token ids as text

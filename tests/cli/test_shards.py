@@ -291,6 +291,16 @@ def test_a_job_of_another_configuration_is_refused(capsys: pytest.CaptureFixture
     assert "config.seed (0 there, 1 here) differs" in capsys.readouterr().err
 
 
+def test_a_job_of_another_number_of_jobs_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*PROBE, "--out", "run", "--shard", "1/2"]) == 0
+    for more in ([], ["--resume"]):
+        capsys.readouterr()
+        assert run([*PROBE, "--out", "run", "--shard", "2/3", *more]) == 2
+        assert "run holds shards of 2, so 2/3 " in capsys.readouterr().err
+    assert run([*PROBE, "--out", "run", "--shard", "2/2"]) == 0
+    assert len(facts("run")) == 24
+
+
 def test_an_example_of_another_job_is_shown_when_it_is_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -19,7 +19,8 @@ import pytest
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError, Interrupted
 from ppdbench.runs.records import TIMES, Sample
-from ppdbench.runs.shards import Shard
+from ppdbench.runs.samples import Stored, sample_path, sample_paths
+from ppdbench.runs.shards import ALONE, Shard
 from ppdbench.runs.store import SCHEMA_VERSION, StoredRun, begun_header, read_run
 from tests import records
 from tests.filled import RunFolder, sample_key
@@ -103,10 +104,8 @@ def test_samples_of_another_task_method_or_target_are_others() -> None:
 TAILS = {
     "half a line": b'{"task": "squad", "exam',
     "no newline": json.dumps(sample(9)).encode(),
-    "no object": b"17\n",
-    "no sample": b"{}\n",
     "zeros": b"\0" * 40,
-    "garbage": b"\xff\xfe\x00\x80garbage\n",
+    "garbage": b"\xff\xfe\x00\x80garbage",
     "half a character": '{"text": "é'.encode()[:-1],
 }
 
@@ -134,6 +133,63 @@ def test_resume_cuts_a_torn_last_line_and_goes_on_behind_the_sound_ones(
         store.append(sample(3))
     assert ids(read_run(tmp_path)) == ["0", "1", "2", "3"]
     assert read_run(tmp_path).torn is False
+
+
+@pytest.mark.parametrize("line", [b"", b"foo", b"17", b"{}", b"\xff\xfe"], ids=repr)
+def test_a_last_line_that_has_its_end_is_damaged_like_any_other(
+    tmp_path: Path, line: bytes
+) -> None:
+    lines = written(tmp_path)
+    lines.write_bytes(lines.read_bytes() + line + b"\n")
+    before = lines.read_bytes()
+    with pytest.raises(DataError, match=r"samples\.jsonl line 4 is damaged"):
+        read_run(tmp_path)
+    with pytest.raises(DataError, match=r"samples\.jsonl line 4 is damaged"):
+        RunFolder(tmp_path, HEADER, resume=True)
+    assert lines.read_bytes() == before
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    lines = written(tmp_path)
+    whole = lines.read_bytes()
+    lines.write_bytes(whole[:-9])
+    stored = Stored(tmp_path, read_run(tmp_path).header)
+    for written_by_now, count, torn in ((whole[:-9], 2, True), (whole, 3, False)):
+        lines.write_bytes(written_by_now)
+        stored.look()
+        assert (len(stored), stored.torn) == (count, torn)
+
+
+def test_only_what_was_done_again_is_said_to_be(tmp_path: Path) -> None:
+    lines = written(tmp_path)
+    lines.write_bytes(lines.read_bytes() + b"foo")
+    with RunFolder(tmp_path, HEADER, resume=True) as store:
+        assert store.torn is True
+        assert (store.redone, store.cut_off) == (False, [lines])
+    lines.write_bytes(lines.read_bytes()[:-9])
+    with RunFolder(tmp_path, HEADER, resume=True) as store:
+        store.append(sample(2))
+        assert (store.redone, store.cut_off) == (True, [])
+    with RunFolder(tmp_path, HEADER, resume=True) as store:
+        store.append(sample(3))
+        assert (store.redone, store.cut_off) == (False, [])
+
+
+def test_a_job_does_not_do_again_what_another_has_torn(tmp_path: Path) -> None:
+    first, second = Shard.job("1/2"), Shard.job("2/2")
+    with RunFolder(tmp_path, HEADER, resume=True, shard=first) as store:
+        store.append(sample(0))
+    torn = sample_path(tmp_path, first)
+    torn.write_bytes(torn.read_bytes()[:-9])
+    with RunFolder(tmp_path, HEADER, resume=True, shard=second) as store:
+        store.append(sample(1))
+        assert (store.redone, store.cut_off) == (False, [torn])
+    torn.write_bytes(torn.read_bytes() + b"foo")
+    own = sample_path(tmp_path, second)
+    own.write_bytes(own.read_bytes()[:-9])
+    with RunFolder(tmp_path, HEADER, resume=True, shard=second) as store:
+        store.append(sample(1))
+        assert (store.redone, store.cut_off) == (True, [torn])
 
 
 def test_lines_that_end_as_other_systems_end_them_are_the_same_lines(tmp_path: Path) -> None:
@@ -167,6 +223,33 @@ def test_a_sample_of_another_run_is_refused_with_its_line(
         read_run(folder)
     with pytest.raises(DataError, match=said):
         RunFolder(folder, header, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("listed", "target"), [("greedy", "top-p"), ("top-p", "greedy"), ("top-p", None)], ids=repr
+)
+@pytest.mark.parametrize("hold", [None, 0], ids=["parsed", "by its head"])
+def test_a_probed_sample_of_a_target_that_was_not_asked_for_is_refused_with_its_line(
+    tmp_path: Path, listed: str, target: str | None, hold: int | None
+) -> None:
+    asked = {"data": {"squad": {}}, "config": {"targets": [{"kind": listed}]}}
+    told = {"task": "squad", "example_id": "1", "method": "probe"}
+    own, other = {**told, "target": listed}, {**told, "target": target}
+    whole = records.write_run(tmp_path / "whole", "probe", [own], **asked)
+    assert len(read_run(whole).samples) == 1
+    mixed = records.write_run(tmp_path / "mixed", "probe", [own, other], **asked)
+    name = target or "greedy"
+    said = rf"line 2 is a sample of another run: run\.json has no target '{name}'; restore"
+    with pytest.raises(DataError, match=said):
+        Stored(mixed, read_run(whole).header, hold=hold).look()
+    with pytest.raises(DataError, match=said):
+        RunFolder(mixed, read_run(whole).header, resume=True)
+
+
+def test_a_probed_sample_without_a_target_is_one_of_greedy(tmp_path: Path) -> None:
+    asked = {"data": {"squad": {}}, "config": {"targets": [{"kind": "greedy"}]}}
+    told = [{"task": "squad", "example_id": "1", "method": "probe", "target": None}]
+    assert len(read_run(records.write_run(tmp_path, "probe", told, **asked)).samples) == 1
 
 
 @pytest.mark.parametrize("damage", [b"{", b"{}", b"\xff\xfe", b"[1, 2]", b""], ids=repr)
@@ -260,6 +343,34 @@ def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:
     written(tmp_path)
     with pytest.raises(ConfigError, match="a decode run is stored there, and this is a bench run"):
         RunFolder(tmp_path, {**HEADER, "kind": "bench"}, resume=True)
+
+
+@pytest.mark.parametrize("other", ["2/3", "1/3", "1/1"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_jobs_of_one_folder_share_it_among_as_many(
+    tmp_path: Path, resume: bool, other: str
+) -> None:
+    def enter(shard: Shard, *, resume: bool) -> None:
+        with RunFolder(tmp_path / "run", HEADER, resume=resume, shard=shard) as store:
+            assert store.header.shards == 2
+
+    enter(Shard.job("1/2"), resume=False)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"run holds shards of 2, so {other} .* I/2"):
+            enter(Shard.job(other), resume=resume)
+        assert sample_paths(tmp_path / "run")[-1].name == "samples-0.jsonl"
+        enter(ALONE, resume=True)  # whoever was there in between
+    enter(Shard.job("2/2"), resume=False)
+    assert sample_paths(tmp_path / "run")[-1].name == "samples-1.jsonl"
+
+
+def test_the_first_job_in_a_run_that_others_began_says_how_many_share_it(tmp_path: Path) -> None:
+    written(tmp_path)
+    assert read_run(tmp_path).header.shards is None
+    with RunFolder(tmp_path, HEADER, resume=True, shard=Shard.job("1/2")):
+        assert read_run(tmp_path).header.shards == 2
+    with pytest.raises(ConfigError, match="holds shards of 2"):
+        RunFolder(tmp_path, HEADER, resume=True, shard=Shard.job("3/3"))
 
 
 def test_time_and_machine_may_differ_between_the_parts_of_a_run(tmp_path: Path) -> None:
@@ -450,8 +561,28 @@ def test_a_torn_line_is_mentioned_when_its_run_goes_on(
     lines.write_bytes(lines.read_bytes()[:-20])
     capsys.readouterr()
     assert run([*small, "--resume"]) == 0
-    assert "incomplete" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "a last line of samples was incomplete; that example was done again" in said
+    assert said.count("incomplete") == 1
     assert len(facts(tmp_path)) == 2
+
+
+def test_a_torn_line_behind_all_that_was_wanted_is_said_once_to_be_cut_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["probe", *SMALL, "--limit", "2", "--out", str(tmp_path)]
+    assert run(small) == 0
+    lines = tmp_path / "samples.jsonl"
+    sound = lines.read_bytes()
+    lines.write_bytes(sound + sound[:50])
+    capsys.readouterr()
+    assert run([*small, "--resume"]) == 0
+    said = capsys.readouterr().err
+    assert f"note: the last line of {lines} was incomplete and was cut off" in said
+    assert said.count("incomplete") == 1
+    assert lines.read_bytes() == sound
+    assert run([*small, "--resume"]) == 0
+    assert "incomplete" not in capsys.readouterr().err
 
 
 # What the first of several ranks decided
