@@ -1,4 +1,4 @@
-"""The errors that this package raises on purpose.
+"""The errors that this package raises on purpose, and how messages count.
 
 PpdbenchError
 ├── ConfigError           an option, a file or a combination of them that cannot work
@@ -91,3 +91,8 @@ class PpdbenchWarning(UserWarning):
 def one_line(error: BaseException, most: int | None = 200) -> str:
     """The first so many characters of what an error of another library says, on one line."""
     return " ".join(str(error).split())[:most]
+
+
+def counted(n: int, what: str) -> str:
+    """Return a number and what there is of it, as messages say it: `1 example`, `2 examples`."""
+    return f"{n} {what}{'s' * (n != 1)}"

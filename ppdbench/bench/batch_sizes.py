@@ -10,10 +10,9 @@ from ppdbench.bench.labels import APART
 from ppdbench.engine.footprint import gb
 from ppdbench.engine.loading import ModelSpec, reckon
 from ppdbench.engine.placement import name_of
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, counted
 from ppdbench.runs.shards import Shard
 from ppdbench.runs.workload import Workload
-from ppdbench.wording import counted
 
 T = TypeVar("T")
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, counted
 from ppdbench.runs.records import SweepHeader
-from ppdbench.wording import counted
 
 SEARCHES = ("grid", "halving")
 FEWEST_CELLS = 2  # the best one, and what it is to be told from

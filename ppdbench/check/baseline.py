@@ -12,13 +12,12 @@ import orjson
 
 from ppdbench.check.figures import Figure, Outputs, Part, rate
 from ppdbench.check.snapshot import MethodFacts, Snapshot, TaskData, snapshot
-from ppdbench.errors import DataError
+from ppdbench.errors import DataError, counted
 from ppdbench.files.json_file import read_versioned, write_versioned
 from ppdbench.files.keys import Keys, kind
 from ppdbench.runs.records import Header, Sample
 from ppdbench.runs.store import SCHEMA_VERSION, read_whole
 from ppdbench.runs.validation import CHECKSUM, Unsound, check_seal, seal_of
-from ppdbench.wording import counted
 
 FORMAT = "ppdbench-baseline"
 VERSION = 1

@@ -18,12 +18,11 @@ from ppdbench.check.figures import (
     probe_figures,
 )
 from ppdbench.check.metrics import KINDS
-from ppdbench.errors import DataError
+from ppdbench.errors import DataError, counted
 from ppdbench.runs.drawing import GREEDY
 from ppdbench.runs.prompting import prompting
 from ppdbench.runs.records import Decoding, DecodingHeader, Header, Sample, decoding
 from ppdbench.runs.store import SCHEMA_VERSION, StoredRun
-from ppdbench.wording import counted
 
 # What two runs must have been told alike to be compared, beside model, data and methods.
 SETTINGS = ("max_new_tokens", "shots", "seed")

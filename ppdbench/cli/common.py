@@ -15,12 +15,11 @@ from click.core import ParameterSource
 
 from ppdbench.engine.gguf.source import SMOLLM2
 from ppdbench.engine.quiet import quiet
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, counted
 from ppdbench.files import resources
 from ppdbench.files.clean import clean
 from ppdbench.report.progress import progress
 from ppdbench.runs.shards import Shard
-from ppdbench.wording import counted
 
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target

@@ -20,10 +20,9 @@ from ppdbench.cli.common import (
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import export_option, format_option, model_options, salvaging
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, counted
 from ppdbench.files import resources
 from ppdbench.files.paths import check_folder
-from ppdbench.wording import counted
 
 if TYPE_CHECKING:
     from ppdbench.runs.store import StoredRun

@@ -21,9 +21,8 @@ import psutil
 import torch
 
 from ppdbench import __version__
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, counted
 from ppdbench.files.resources import PACKAGE
-from ppdbench.wording import counted
 
 Description = dict[str, Any]
 

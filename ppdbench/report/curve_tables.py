@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ppdbench.bench.pass_curve import OTHER_BYTES, PassCurve
+from ppdbench.errors import counted
 from ppdbench.report.sheet import Sheet
-from ppdbench.wording import counted
 
 EXPERTS = "experts read"
 OTHER_WORDS = (

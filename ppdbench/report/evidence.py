@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.claims import TOO_FEW, WHY_TOO_FEW, Speedup, no_difference, within_noise
+from ppdbench.errors import counted
 from ppdbench.runs.prompting import PLAIN as PLAIN_PROMPTS
 from ppdbench.runs.samples import in_turns
 from ppdbench.stats import FEW, FEW_EXAMPLES, Ratio
-from ppdbench.wording import counted
 
 Summary = Mapping[str, Any]
 PLAIN = (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
+from ppdbench.errors import counted
 from ppdbench.report.decode_tables import differing
 from ppdbench.report.export import PrintedOutput
 from ppdbench.report.html import Child, h
@@ -20,7 +21,6 @@ from ppdbench.report.page.runs import Run
 from ppdbench.report.terminal import printed_width, table_lines
 from ppdbench.runs.records import FailedSample, Header, Sample
 from ppdbench.runs.store import StoredRun
-from ppdbench.wording import counted
 
 if TYPE_CHECKING:
     from pandas import DataFrame

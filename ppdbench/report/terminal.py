@@ -17,9 +17,9 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
+from ppdbench.errors import counted
 from ppdbench.report.console import Terminal
 from ppdbench.report.sheet import Sheet
-from ppdbench.wording import counted
 
 GAP = 2  # blanks between two columns
 MARGIN = 1  # and before the first

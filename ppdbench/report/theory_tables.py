@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ppdbench import theory
 from ppdbench.bench.claims import LEAST_EXAMPLES
-from ppdbench.errors import ConfigError, DataError
+from ppdbench.errors import ConfigError, DataError, counted
 from ppdbench.files.papers import our_task
 from ppdbench.files.publications import PPD
 from ppdbench.probe.ranks import RANKS_OF_HEAD, Group, StoredRanks
@@ -27,7 +27,6 @@ from ppdbench.runs.records import ProbedSample, probing
 from ppdbench.runs.store import StoredRun
 from ppdbench.runs.unfinished import unfinished
 from ppdbench.stats import grouped
-from ppdbench.wording import counted
 
 DEFAULT_KS = (1, 3, 5)
 

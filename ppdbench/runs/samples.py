@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, overload
 
 import msgspec
 
-from ppdbench.errors import DataError
+from ppdbench.errors import DataError, counted
 from ppdbench.machine.garbage import no_collection
 from ppdbench.runs.drawing import GREEDY
 from ppdbench.runs.records import (
@@ -31,7 +31,6 @@ from ppdbench.runs.records import (
 )
 from ppdbench.runs.shards import Shard
 from ppdbench.runs.validation import Unsound, convert, from_json, is_sealed, sealed, unsealed
-from ppdbench.wording import counted
 
 Key = tuple[Any, ...]
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ppdbench.decoding.limits import Limits
 from ppdbench.engine.loading import REFERENCE, Loaded, ModelSpec
-from ppdbench.errors import ConfigError
+from ppdbench.errors import ConfigError, counted
 from ppdbench.runs.records import Header, Sample, Source
 from ppdbench.runs.samples import Key
 from ppdbench.runs.shards import ALONE, Shard
@@ -31,7 +31,6 @@ from ppdbench.tasks import (
     stands_in,
 )
 from ppdbench.tasks.spec import MOST_TOKENS
-from ppdbench.wording import counted
 
 Report = Callable[[str, int, "int | None"], None]
 

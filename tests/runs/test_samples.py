@@ -238,7 +238,8 @@ def test_turns_are_counted_apart_from_their_questions() -> None:
     asked = [typed("bench", each) for each in told]
     assert (samples.count_examples(asked), samples.count_turns(asked)) == (2, 3)
     assert samples.in_turns(8, 16) == "8 in 16 turns"
-    assert samples.in_turns(8, 8, " examples") == "8 examples"
+    assert samples.in_turns(8, 8, "example") == "8 examples"
+    assert samples.in_turns(1, 1, "example") == "1 example"
 
 
 def test_damage_inside_a_large_run_is_named_when_it_is_met(

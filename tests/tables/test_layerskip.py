@@ -78,7 +78,7 @@ def test_another_draft_length_is_not_the_papers(tmp_path: Path, capsys: Capture)
 def test_no_speedup_stands_beside_a_mismatch(tmp_path: Path, capsys: Capture) -> None:
     samples = [sample("cnn_dailymail", "skip", verdict="mismatch", first_difference=3)]
     assert run(["table", "layerskip/2", decoded(tmp_path / "a", METHODS, samples)]) == 1
-    assert "differ from greedy" in capsys.readouterr().err
+    assert "differs from greedy" in capsys.readouterr().err
 
 
 def test_random_weights_have_no_score(tmp_path: Path, capsys: Capture) -> None:

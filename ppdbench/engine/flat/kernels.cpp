@@ -64,7 +64,8 @@ struct Buffers {
 };
 
 // Runs the operations of a program, each in one step or two. Steps that treat every row for itself
-// are done row by row, as many as follow each other: a job of rows. Of models in float32 or bfloat16.
+// are done row by row, as many as follow each other: a job of rows. T is the type of the model's
+// numbers.
 template <class T>
 class Runner : public Work {
    public:
@@ -257,8 +258,7 @@ class Runner : public Work {
         int64_t deep = 0, gathered = 0, pairs = 0;
         for_each([&](const Operation& op) {
             if (op.kind == LINEAR || op.kind == GATED) {
-                const int64_t numbers = narrows(op) ? narrow_stride(op) : 0;
-                deep = numbers > deep ? numbers : deep;
+                if (narrows(op) && narrow_stride(op) > deep) deep = narrow_stride(op);
                 const int64_t beside = sources(op) * side_by_side(op).pairs();
                 if (has_products(op, FOR_TILES) && beside > pairs) pairs = beside;
             }
@@ -269,7 +269,8 @@ class Runner : public Work {
         });
         own_ = own_floats();
         const int32_t but = leaving_ ? leaving_->products->target.buffer : -1;
-        return buffers_->template reserve<T>(pass_->rows, but) && room_.reserve(threads_ * own_ * sizeof(float)) &&
+        return buffers_->template reserve<T>(pass_->rows, but) &&
+               room_.reserve(threads_ * own_ * sizeof(float)) &&
                narrow_room_.reserve(pass_->rows * deep * narrow_size()) &&
                pairs_room_.reserve(pairs * sizeof(uint32_t)) &&
                gathered_.reserve(gathered * sizeof(float)) && begin_peaks();
@@ -333,7 +334,8 @@ class Runner : public Work {
     static int64_t source_of(const Operation& op, const Product& product) {
         return op.flags & APART ? &product - op.products : 0;
     }
-    // True if products cannot read rows as they are: some multiply wider numbers, all of them whole tiles.
+    // True if products cannot read rows as they are: they multiply wider numbers, or what they read is
+    // no whole tiles.
     bool narrows(const Operation& op) const {
         if (!NARROW) return false;
         bool in_tiles = op.products->in % TILE_DEEP == 0;
@@ -395,7 +397,8 @@ class Runner : public Work {
         return NARROW ? whole_tiles(product.in) : product.in;
     }
     // The rows that a product reads, from one on; they are `apart` numbers from each other.
-    const void* rows_of(const Operation& op, const Product& product, int64_t first, int64_t& apart) const {
+    const void* rows_of(const Operation& op, const Product& product, int64_t first,
+                        int64_t& apart) const {
         apart = narrows(op) ? narrow_stride(op) : stride(op.source);
         if (!narrows(op)) return row(op.source, first) + product.first;
         const int64_t number = first * apart + source_of(op, product) * deep(product);

@@ -7,7 +7,7 @@ namespace flat {
 
 namespace {
 
-// Meets rows and blob of a weight; some blocks of outputs by each thread.
+// Brings the rows of a weight and its blob together; some blocks of outputs by each thread.
 template <class T, int HOW>
 class Packing : public OneJob {
    public:

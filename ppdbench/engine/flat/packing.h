@@ -22,7 +22,8 @@ struct Layout {
 
 inline int64_t blocks(int64_t out) { return (out + BLOCK - 1) / BLOCK; }
 
-// What becomes of a weight [out, in] and its blob, or how they are compared bit by bit.
+// What becomes of a weight [out, in] and its blob: either is made of the other, or both are compared bit by
+// bit.
 enum Meeting { TO_BLOB, TO_ROWS, COMPARE, MEETINGS };
 
 // Brings them together: `row_step` and `step` are from a row to the next and from a number. False if a
