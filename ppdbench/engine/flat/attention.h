@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cmath>
-#include <type_traits>
 
 #include "operations.h"
 #include "rows.h"

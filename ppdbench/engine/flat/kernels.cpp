@@ -399,8 +399,11 @@ class Runner : public Work {
     // The rows that a product reads, from one on; they are `apart` numbers from each other.
     const void* rows_of(const Operation& op, const Product& product, int64_t first,
                         int64_t& apart) const {
-        apart = narrows(op) ? narrow_stride(op) : stride(op.source);
-        if (!narrows(op)) return row(op.source, first) + product.first;
+        if (!narrows(op)) {
+            apart = stride(op.source);
+            return row(op.source, first) + product.first;
+        }
+        apart = narrow_stride(op);
         const int64_t number = first * apart + source_of(op, product) * deep(product);
         return narrow_room_.as<char>() + number * narrow_size();
     }
