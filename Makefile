@@ -179,7 +179,7 @@ UNITS := --method ppd:form=split,k=1 --method ppd:form=split,k=3
 REPLICAS := --method ppd:form=replicated,k=1 --method ppd:form=replicated,k=3
 
 measured: $(READY) smollm2
-	rm -rf $(MEASURED)
+	rm -rf $(addprefix $(MEASURED)/,probe bench transformers ppd-random ppd timeline hybrid)
 	$(BIN)/ppdbench probe --offline --task squad --task xsum --max-new-tokens 64 --show-example 20 \
 	    --plot docs/match-rates.png --out $(MEASURED)/probe > /dev/null
 	$(BIN)/ppdbench $(DEMO_BENCH) --out $(MEASURED)/bench > /dev/null
@@ -199,10 +199,16 @@ measured: $(READY) smollm2
 	$(BIN)/python -m benchmarks.recurrent --save $(MEASURED)/recurrent.json > /dev/null
 	$(MAKE) curve
 
-# What passes of SmolLM2 cost by their rows, for docs/cpu.md, and what loading spends on its check.
+# What passes cost by their rows on a processor of this kind, for docs/cpu.md, and what loading spends
+# on its check: a quarter of an hour.
+CURVE := $(BIN)/python -m benchmarks.curve
+CURVES := $(MEASURED)/curve-
 curve: $(READY) smollm2
-	$(BIN)/python -m benchmarks.curve smollm2 --threads 1,2 --save $(MEASURED)/curve.json \
-	    --plot docs/pass-curve.png > /dev/null
+	$(CURVE) smollm2 --threads 1,2 --save "$(CURVES){kind}.json" --plot docs/pass-curve.png > /dev/null
+	$(CURVE) smollm2 --as-stored --save "$(CURVES)stored-{kind}.json" > /dev/null
+	$(CURVE) smollm2 --context 1984 --save "$(CURVES)long-{kind}.json" > /dev/null
+	$(CURVE) synthetic:llama-100m --threads 1,2 --save "$(CURVES)100m-{kind}.json" > /dev/null
+	$(CURVE) synthetic:llama-1b --save "$(CURVES)1b-{kind}.json" > /dev/null
 	$(BIN)/python -m benchmarks.busy --save $(MEASURED)/busy.json > /dev/null
 	$(BIN)/python -m benchmarks.load_check --threads 1 --save $(MEASURED)/load_check.json > /dev/null
 	$(MAKE) readme

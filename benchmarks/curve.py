@@ -4,13 +4,15 @@
         [--as-stored] [--save FILE.json] [--markdown FILE.md] [--plot FILE.png]
 
 What `ppdbench env --curve` measures, several times in one process. `--save` keeps what was
-measured; FILE.json in place of MODEL shows it again. Run it on a machine that does nothing else.
+measured, `{kind}` in its name being the widest instructions of this processor; FILE.json in place
+of MODEL shows it again. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,10 +32,18 @@ from ppdbench.report.curve_tables import pass_curve_sheet
 from ppdbench.report.export import emit, to_markdown
 from ppdbench.report.pictures.files import save_picture
 from ppdbench.report.pictures.passes import curve_picture
-from ppdbench.report.sheet import Sheet, marked
+from ppdbench.report.sheet import Cell, Sheet, marked
 from ppdbench.runs.records import Environment
 
 STORED = ".json"
+KINDS = {"amx": "amx_bf16", "avx512": "avx512f", "avx2": "avx2"}  # of processors, the widest first
+OVERVIEW = "Passes beside one of one row"
+BESIDE_ONE = (2, 4, 9, 16, 32)  # rows of the overview
+OVERVIEW_WORDS = (
+    "x N: a pass of N rows takes so many times as long as one of one row; reading: reading the "
+    "weights once"
+)
+LOAD = re.compile(r"(?<=load )[\d.]+")
 
 
 class MeasuredCurves(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +62,13 @@ def this_machine(*, timed: bool = True) -> str:
         f"{cpu.model}, {cpu.usable_cores} cores ({features}){load}; "
         f"torch {about.packages['torch']}, transformers {about.packages['transformers']}"
     )
+
+
+def named(file: str) -> Path:
+    """The file with `{kind}` in its name replaced by the widest instructions that there are."""
+    known = environment.instruction_sets() or frozenset()
+    kind = next((kind for kind, wanted in KINDS.items() if wanted in known), "other")
+    return Path(file.replace("{kind}", kind))
 
 
 def measured(asked: argparse.Namespace) -> MeasuredCurves:
@@ -90,6 +107,47 @@ def sheets(found: MeasuredCurves) -> list[Sheet]:
     return marked([pass_curve_sheet(curve) for curve in found.curves], found.machine)
 
 
+def overview(found: Sequence[MeasuredCurves]) -> Sheet:
+    """All curves in a table, a line for each: real models first, long texts behind short ones."""
+    curves = [curve for some in found for curve in some.curves]
+    lines = [_line(c) for c in sorted(curves, key=lambda c: (c.is_synthetic, c.context))]
+    names = [name for name in lines[0] if any(line[name] is not None for line in lines)]
+    lines = [{name: line[name] for name in names} for line in lines]
+    digits = {name: 1 if name.endswith(" ms") else 2 for name in names}
+    notes = OVERVIEW_WORDS, *_machines([some.machine for some in found])
+    return Sheet.of(OVERVIEW, lines, notes=notes, digits=digits)
+
+
+def _machines(named: Sequence[str]) -> Iterator[str]:
+    """Name each machine once, with the least and the most of its loads."""
+    loads: dict[str, list[float]] = {}
+    for name in named:
+        loads.setdefault(LOAD.sub("{}", name), []).extend(map(float, LOAD.findall(name)))
+    for name, found in loads.items():
+        ends = dict.fromkeys((min(found), max(found))) if found else ()
+        yield name.format(" to ".join(map(str, ends)))
+
+
+def _line(found: PassCurve) -> dict[str, Cell]:
+    """A curve as a line of the overview."""
+    points = {point.rows: point for point in found.points}
+    one = points[1]
+    return {
+        "model": found.model,
+        "passes": found.path.kernels.removeprefix("flat, "),
+        "threads": found.threads,
+        "behind": found.context,
+        "one row ms": one.ours.median,
+        "reading / one row": found.reading_ms / one.ours.median,
+        **{
+            f"x {rows}": points[rows].ours.median / one.ours.median if rows in points else None
+            for rows in BESIDE_ONE
+        },
+        "transformers ms": one.stock.median,
+        "transformers x 9": points[9].stock.median / one.stock.median if 9 in points else None,
+    }
+
+
 def main() -> int:
     """Measure or read, show, and write what was asked for; an exit code."""
     quiet()
@@ -101,7 +159,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--as-stored", action="store_true", help="as that of ppdbench")
-    parser.add_argument("--save", type=Path, help="keep what was measured, as .json")
+    parser.add_argument("--save", type=named, help="keep what was measured, as .json")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file, too")
     parser.add_argument("--plot", help="draw all curves as .png, .svg or .pdf")
     try:

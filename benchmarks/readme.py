@@ -9,7 +9,8 @@ of its tables begins, and whether it is to be Markdown instead of what a termina
     <!-- end -->
 
 In place of a run there may be a file of `benchmarks.curve`, and in place of a title `picture` and
-the file that it was drawn into; until it is there, its places say how to measure it. Files in
+the file that it was drawn into; until it is there, its places say how to measure it. Several such
+files, as `results/readme/curve*.json` names them, are shown as one table of all. Files in
 `results/faithful` are those of `make sampled`, in `results/batches` of `benchmarks.batches`
 and, by how their names begin, of `benchmarks.verdicts` and `benchmarks.batch_steps`; those in
 `results/real` are of the module that has their name. Of a file that holds a table as Markdown, as
@@ -57,6 +58,7 @@ from ppdbench.report.terminal import print_sheets
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PICTURE = "picture "
+SEVERAL = "*"  # in the names of several files
 MARKDOWN = ".md"
 SAMPLED = ROOT / "results" / "faithful"
 BATCHES = ROOT / "results" / "batches"
@@ -105,7 +107,12 @@ def _block(found: re.Match[str], said: set[str]) -> str:
 
 
 def _is_awaited(path: Path) -> bool:
-    return path.suffix in (curve.STORED, MARKDOWN) and not path.exists()
+    return path.suffix in (curve.STORED, MARKDOWN) and not _files(path)
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that a name stands for: one, or several that are named alike."""
+    return sorted(path.parent.glob(path.name))
 
 
 def _awaited(path: Path) -> str:
@@ -118,6 +125,8 @@ def _awaited(path: Path) -> str:
 
 def _sheets(path: Path) -> list[Sheet]:
     """All tables of a run, or of measured curves or batches."""
+    if SEVERAL in path.name:
+        return [curve.overview([curve.stored(file) for file in _files(path)])]
     if path.parent == BATCHES:
         return _sheets_of_batches(path)
     if path == SAMPLED / "cost.json":

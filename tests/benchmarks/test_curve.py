@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks import curve, readme
@@ -62,6 +63,37 @@ def test_the_table_holds_times_ratios_the_limit_and_the_path(
     assert capsys.readouterr().out.strip() == again.read_text().strip() == said.strip()
 
 
+def test_many_curves_are_a_table_of_a_line_each() -> None:
+    long = msgspec.structs.replace(FOUND, machine="a machine, load 2.5 before", curves=[kept(1)])
+    other = msgspec.structs.replace(FOUND, machine="another")
+    sheet = curve.overview([long, FOUND, other])
+    assert "x 9" in sheet.header and "x 16" not in sheet.header  # which nothing has rows of
+    line = dict(zip(sheet.header, sheet.rows[0], strict=True))
+    assert (line["one row ms"], line["x 9"], line["reading / one row"]) == (12.0, 20 / 12, 0.5)
+    assert (line["transformers ms"], line["transformers x 9"]) == (20.0, 9.0)
+    assert [row[sheet.header.index("threads")] for row in sheet.rows] == [1, 1, 2, 1, 2]
+    assert sheet.notes[1:] == ("a machine, load 2.5 before", "a machine, load 0.0", "another")
+
+
+def test_loads_of_one_machine_are_told_by_their_ends() -> None:
+    found = [
+        msgspec.structs.replace(FOUND, machine=f"it, load {n} before; torch")
+        for n in (2.0, 0.5, 1.0)
+    ]
+    assert curve.overview(found).notes[1:] == ("it, load 0.5 to 2.0 before; torch",)
+
+
+@pytest.mark.parametrize(
+    ("known", "kind"),
+    [({"avx2", "avx512f", "amx_bf16"}, "amx"), ({"avx2", "avx512f"}, "avx512"), (None, "other")],
+)
+def test_a_file_is_named_after_the_widest_instructions(
+    monkeypatch: pytest.MonkeyPatch, known: set[str] | None, kind: str
+) -> None:
+    monkeypatch.setattr("ppdbench.machine.environment.instruction_sets", lambda: known)
+    assert curve.named("curve-long-{kind}.json") == Path(f"curve-long-{kind}.json")
+
+
 def test_each_type_and_number_of_threads_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,11 +122,13 @@ def test_pages_show_a_stored_curve_or_say_how_to_measure_it(
         monkeypatch.setattr(curve, "measured", lambda _: FOUND)
         called(monkeypatch, "tiny", "--save", str(path))
     title = "Passes by their rows: tiny, bfloat16 on cpu, 2 threads"
+    several = "<!-- results/readme/curve*.json: Passes beside as markdown -->\n<!-- end -->\n"
     page = f"<!-- results/readme/curve.json: {title} as markdown -->\n<!-- end -->\n"
-    page += "<!-- results/readme/curve.json: picture a.png -->\n<!-- end -->"
+    page += several + "<!-- results/readme/curve.json: picture a.png -->\n<!-- end -->"
     shown = readme.rendered(page)
     assert ("](a.png)" in shown) == is_there
     assert ("| 9 | 20.00 |" in shown) == is_there
+    assert ("| tiny | of a kind | 2 | 128 | 12.0 |" in shown) == is_there
     assert (readme.AWAITED in shown) != is_there
     assert readme.rendered(shown) == shown
 
