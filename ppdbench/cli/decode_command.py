@@ -219,7 +219,7 @@ def exit_code(run: FinishedRun | StoredRun, samples: Sequence[Sample] | None = N
 
     for why in (run.header.left_out or {}).values():
         notice(f"left out: {why}")
-    found = problems(run.header, run.samples if samples is None else samples, run.path)
+    found = problems(run.header, run.samples if samples is None else samples)
     for problem in found:
         notice(f"ppdbench: {problem.text}")
     return min((problem.code for problem in found), default=0)
