@@ -18,6 +18,7 @@ from ppdbench.cli.common import (
     notice,
     show_examples,
     what_is_decoded,
+    write_exports,
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import settings_option, show_option, tasks_option, whole_run_options
@@ -153,8 +154,7 @@ def _decode(
     with command.showing(run):
         output.emit(form)
         show_examples(run, show, form)
-    for path in exports:
-        output.write(path)
+    write_exports(output, exports)
     if timeline is not None:
         _draw_timeline(run, timeline)
     if plot is not None:

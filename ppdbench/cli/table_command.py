@@ -17,6 +17,7 @@ from ppdbench.cli.common import (
     model_spec,
     notice,
     reading_notes,
+    write_exports,
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import export_option, format_option, model_options, salvaging
@@ -192,9 +193,7 @@ def _show(table: PaperTable, laid: TableSheets, form: str, exports: Sequence[str
     }
     output = PrintedOutput(list(laid.shown), data, content)
     output.emit(form)
-    for path in exports:
-        output.write(path)
-        notice(f"written: {path}")
+    write_exports(output, exports)
 
 
 def _exit_code(runs: Sequence[StoredRun]) -> int:

@@ -59,7 +59,6 @@ def write_versioned(path: Path, form: str, version: int, content: Mapping[str, A
     """Write what `read_versioned` reads: a line for each key, and for each object in a list."""
     everything = {"format": form, "version": version, **content}
     lines = [f"  {json.dumps(key)}: {_value(value)}" for key, value in everything.items()]
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, clean("{\n" + ",\n".join(lines) + "\n}\n", "json"))
 
 

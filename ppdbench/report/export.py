@@ -97,7 +97,7 @@ def check_table_path(path: str | Path) -> Path:
 def write(path: str | Path, sheets: Sequence[Sheet], json_value: Any) -> None:
     """Write the result of a command to a file, in the form that its suffix names."""
     path = check_table_path(path)
-    write_whole(path, _text(sheets, json_value, _form_of(path)), make_folder=True)
+    write_whole(path, _text(sheets, json_value, _form_of(path)))
 
 
 def _form_of(path: Path) -> str:

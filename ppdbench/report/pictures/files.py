@@ -23,11 +23,11 @@ def save_picture(drawing: Drawing, path: str | Path) -> None:
     path = check_picture_path(path)
     suffix = path.suffix.lower()
     if suffix == ".svg":
-        write_whole(path, svg_file(drawing), make_folder=True)
+        write_whole(path, svg_file(drawing))
         return
     from ppdbench.report.pictures.raster import image_bytes  # matplotlib takes half a second
 
-    write_whole(path, image_bytes(drawing, suffix[1:]), make_folder=True)
+    write_whole(path, image_bytes(drawing, suffix[1:]))
 
 
 def save_all(drawings: Sequence[Drawing], folder: Path) -> None:
