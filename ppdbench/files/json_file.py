@@ -17,7 +17,8 @@ def read_json(path: Path, what: str, missing: str) -> Any:
     """The content of a file; `missing` says how to come by one. A key given twice is an error."""
     where = f"{what} {path}"
     try:
-        return json.loads(path.read_text("utf-8"), object_pairs_hook=_no_twins)
+        # Some editors put a mark of the encoding before the text.
+        return json.loads(path.read_text("utf-8-sig"), object_pairs_hook=_no_twins)
     except FileNotFoundError:
         raise ConfigError(f"{where} does not exist; {missing}") from None
     except OSError as error:
