@@ -484,9 +484,16 @@ def wait_for_samples(worker: subprocess.Popen[str], folder: Path, count: int) ->
     pytest.fail(f"ended before {count} samples were written: {worker.communicate()[1]}")
 
 
+def assert_resumes_to_the_whole(command: list[str], folder: Path) -> None:
+    whole = folder.with_name("whole")
+    assert run([*command, "--out", str(folder), "--resume"]) == 0
+    assert run([*command, "--out", str(whole)]) == 0
+    assert facts(folder) == facts(whole)
+
+
 @pytest.mark.slow
 def test_a_full_disk_ends_the_run_in_one_line_and_costs_only_the_sample_in_the_works(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     full = tmp_path / "full"
     worker = process(LIMITED, *DECODE, "--out", str(full))
@@ -501,16 +508,11 @@ def test_a_full_disk_ends_the_run_in_one_line_and_costs_only_the_sample_in_the_w
     assert 0 < len(stored.samples) < 12
     assert stored.torn is False
 
-    assert run([*DECODE, "--out", str(full), "--resume"]) == 0
-    assert run([*DECODE, "--out", str(tmp_path / "whole")]) == 0
-    capsys.readouterr()
-    assert facts(full) == facts(tmp_path / "whole")
+    assert_resumes_to_the_whole(DECODE, full)
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_what_an_uninterrupted_one_gives(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_run_resumes_to_what_an_uninterrupted_one_gives(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     targets = ["--target", "greedy", "--target", "top-p"]
     worker = process(SLOW, *PROBE, *targets, "--out", str(killed))
@@ -521,16 +523,11 @@ def test_a_killed_run_resumes_to_what_an_uninterrupted_one_gives(
     assert worker.returncode == -signal.SIGKILL
     assert 0 < len(read_run(killed).samples) < 24
 
-    assert run([*PROBE, *targets, "--out", str(killed), "--resume"]) == 0
-    assert run([*PROBE, *targets, "--out", str(tmp_path / "whole")]) == 0
-    capsys.readouterr()
-    assert facts(killed) == facts(tmp_path / "whole")
+    assert_resumes_to_the_whole([*PROBE, *targets], killed)
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path) -> None:
     stopped = tmp_path / "stopped"
     worker = process(SLOW, *PROBE, "--out", str(stopped))
     wait_for_samples(worker, stopped, 2)
@@ -544,10 +541,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
     assert str(stopped) in err
 
     assert 2 <= len(read_run(stopped).samples) < 12
-    assert run([*PROBE, "--out", str(stopped), "--resume"]) == 0
-    assert run([*PROBE, "--out", str(tmp_path / "whole")]) == 0
-    capsys.readouterr()
-    assert facts(stopped) == facts(tmp_path / "whole")
+    assert_resumes_to_the_whole(PROBE, stopped)
 
 
 def test_a_torn_line_is_mentioned_when_its_run_goes_on(
