@@ -146,7 +146,7 @@ def measure(asked: argparse.Namespace) -> int:
     content = {"model": asked.model, "machine": machine, "types": types, "lacking": lacking}
     print_sheets(sheets(content))
     if asked.save is not None:
-        write_whole(asked.save, json.dumps(content, indent=1) + "\n", make_folder=True)
+        write_whole(asked.save, json.dumps(content, indent=1) + "\n")
     return int(is_wrong(content))
 
 

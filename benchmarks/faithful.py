@@ -201,7 +201,7 @@ def main() -> None:
     }
     emit(sheets(content), None, "markdown")
     if asked.out is not None:
-        write_whole(asked.out, json.dumps(content, indent=2) + "\n", make_folder=True)
+        write_whole(asked.out, json.dumps(content, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def keep(found: msgspec.Struct, path: Path | None) -> None:
     """Write what was measured where somebody asked for it, a field a line."""
     if path is not None:
         content = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
-        write_whole(path, content, make_folder=True)
+        write_whole(path, content)
 
 
 def told(what: str, done: int, total: int | None) -> None:

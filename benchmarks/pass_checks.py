@@ -178,7 +178,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if column not in content["checked"]:
             content["checked"][column] = checked(asked, dtype)
         if asked.save is not None:  # each time: a type takes minutes
-            write_whole(asked.save, json.dumps(content, indent=1) + "\n", make_folder=True)
+            write_whole(asked.save, json.dumps(content, indent=1) + "\n")
     print_sheets(sheets(content))
     return 0 if all(is_right(found["tallies"]) for found in content["checked"].values()) else 1
 

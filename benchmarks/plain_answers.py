@@ -151,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{len(examples)} of {len(ours)}: {examples[-1]}", flush=True)
         if asked.save is not None:  # each time: an answer takes many seconds
             kept = json.dumps({**content, "examples": examples}, indent=1) + "\n"
-            write_whole(asked.save, kept, make_folder=True)
+            write_whole(asked.save, kept)
     content["examples"] = examples
     print_sheets(sheets(content))
     return int(is_wrong(content))

@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = {**about, **counts.content()}
         print(f"{kept['positions']} positions, {kept['ranks']} ranks, {kept['equal']} equal")
         if asked.save is not None:  # each time: an example takes seconds
-            write_whole(asked.save, json.dumps(kept, indent=1) + "\n", make_folder=True)
+            write_whole(asked.save, json.dumps(kept, indent=1) + "\n")
     for one in counts.wrong[:20]:
         print(f"{one.where}: rank {one.stored} stored, {one.plain} by plain code")
     found = counts.content()

@@ -83,7 +83,7 @@ class AskedWay:
             self._prompt_text if line.startswith("prompt:") else line
             for line in shipped.splitlines()
         ]
-        write_whole(file, "\n".join(lines) + "\n", make_folder=True)
+        write_whole(file, "\n".join(lines) + "\n")
         return str(file)
 
     @property
@@ -154,7 +154,7 @@ def answered(
         print(f"{way.task}: {way.how}", file=sys.stderr, flush=True)
         made = answers(model(), config)
         content = {"options": options, "answers": [asdict(each) for each in made]}
-        write_whole(file, json.dumps(content, indent=1) + "\n", make_folder=True)
+        write_whole(file, json.dumps(content, indent=1) + "\n")
     return {"task": way.task, "how": way.how, "words": way.words, **figures(way.task, made)}
 
 
@@ -243,7 +243,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for way in WAYS:
         ways.append(answered(asked, way, model))
         if asked.save is not None:  # each time: one takes minutes
-            write_whole(asked.save, json.dumps(content, indent=1) + "\n", make_folder=True)
+            write_whole(asked.save, json.dumps(content, indent=1) + "\n")
     print_sheets(sheets(content))
 
 

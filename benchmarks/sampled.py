@@ -175,7 +175,7 @@ def main() -> None:
     content = joined(content, asked.save)
     emit(sheets(content), None, "markdown")
     if asked.save is not None:
-        write_whole(asked.save, json.dumps(content, indent=1) + "\n", make_folder=True)
+        write_whole(asked.save, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

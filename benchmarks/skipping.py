@@ -220,7 +220,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     print_sheets(sheets(content))
     if asked.save is not None:
-        write_whole(asked.save, json.dumps(content, indent=1) + "\n", make_folder=True)
+        write_whole(asked.save, json.dumps(content, indent=1) + "\n")
     return 0
 
 

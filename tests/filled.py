@@ -154,5 +154,5 @@ class RunFolder(store.RunFolder):
         super().append(sample)
 
 
-def problems(header: Told, samples: Sequence[Told], path: Path) -> list[result.Problem]:
-    return result.problems(header_of(header), _decoded(samples), path)
+def problems(header: Told, samples: Sequence[Told]) -> list[result.Problem]:
+    return result.problems(header_of(header), _decoded(samples))

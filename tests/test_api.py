@@ -270,12 +270,12 @@ def test_problems_are_told_with_their_codes() -> None:
     sample = {"verdict": "identical", "method": "m", "task": "t", "example_id": "1"}
     failed = {**sample, "verdict": "failed", "error": "out of luck"}
     wrong = {**sample, "verdict": "mismatch"}
-    assert problems({"not_run": {}}, [sample], Path("r")) == []
-    told = problems({"not_run": {"x": "no file"}}, [failed, wrong, sample], Path("r"))
+    assert problems({"not_run": {}}, [sample]) == []
+    told = problems({"not_run": {"x": "no file"}}, [failed, wrong, sample])
     assert [(p.text, p.code) for p in told] == [
         ("x did not run: no file", BROKEN),
         ("1 example failed; the first: m on t 1: out of luck", BROKEN),
-        ("1 output differs from greedy (see verdict in r)", WRONG),
+        ("1 output differs from greedy (see verdict in the run's samples)", WRONG),
     ]
 
 

@@ -51,7 +51,7 @@ def unpack(folder: Path) -> int:
         if parts[:1] != (RUNS,) or ".." in parts:
             raise ConfigError(f"{folder / ARCHIVE} holds {name}, which is no file of a run")
     for name, content in contents.items():
-        write_whole(folder / name, content, make_folder=True)
+        write_whole(folder / name, content)
     return len(contents)
 
 

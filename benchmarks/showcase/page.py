@@ -67,7 +67,7 @@ def make(asked: ShowcaseAsked, failed: Sequence[str]) -> Path:
     tables = Section("papers", "The papers’ tables", [*paragraphs(OF_PAPERS), *_papers(asked)])
     first = [_front(asked, benches, failed)]
     path = asked.folder / PAGE
-    write_whole(path, page(runs, first, [tables]).text, make_folder=True)
+    write_whole(path, page(runs, first, [tables]).text)
     _draw_match_rates(runs, asked.folder / PICTURE)
     if benches:
         sheet = main_table(benches)

@@ -202,7 +202,7 @@ def _begun(
     if not resume:
         if record.exists():
             raise ConfigError(f"{out} holds answers already; use --resume, or another --out")
-        write_whole(record, json.dumps(settings, indent=2) + "\n", make_folder=True)
+        write_whole(record, json.dumps(settings, indent=2) + "\n")
         write_whole(file, "")
         return []
     try:

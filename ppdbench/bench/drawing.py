@@ -163,7 +163,7 @@ class Draws:
         """Begin the file, or read what it holds; a torn last line is drawn again."""
         path = folder / FILE
         if not resume:
-            write_whole(path, json.dumps(settings) + "\n", make_folder=True)
+            write_whole(path, json.dumps(settings) + "\n")
             return cls(path)
         draws = cls(path)
         try:

@@ -95,7 +95,6 @@ def _write(
     if junit is not None:
         from ppdbench.check.junit import to_junit
 
-        Path(junit).parent.mkdir(parents=True, exist_ok=True)
         write_whole(Path(junit), to_junit(found))
     if summary is not None:
         from ppdbench.report.check_tables import summary as page
@@ -108,6 +107,8 @@ def _write(
 
         for line in to_github(found):
             click.echo(line, err=True)  # cleaned already, for the runner that reads it
+    for path in filter(None, (junit, summary)):
+        notice(f"written: {path}")
 
 
 def _notices(found: Comparison) -> None:

@@ -24,6 +24,7 @@ from ppdbench.runs.shards import Shard
 if TYPE_CHECKING:
     from ppdbench.decoding.sampling import Target
     from ppdbench.engine.loading import ModelSpec
+    from ppdbench.report.export import PrintedOutput
     from ppdbench.report.pictures.drawing import Drawing
     from ppdbench.runs.records import Compilation
     from ppdbench.runs.running import Destination
@@ -357,6 +358,13 @@ def check_exports(paths: Sequence[str]) -> None:
 
         for path in paths:
             check_table_path(path)
+
+
+def write_exports(output: PrintedOutput, paths: Sequence[str]) -> None:
+    """Write a result to the files of --export, and say where."""
+    for path in paths:
+        output.write(path)
+        notice(f"written: {path}")
 
 
 def reading_notes(runs: Sequence[StoredRun]) -> None:

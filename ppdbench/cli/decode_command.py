@@ -18,6 +18,7 @@ from ppdbench.cli.common import (
     notice,
     show_examples,
     what_is_decoded,
+    write_exports,
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import settings_option, show_option, tasks_option, whole_run_options
@@ -153,8 +154,7 @@ def _decode(
     with command.showing(run):
         output.emit(form)
         show_examples(run, show, form)
-    for path in exports:
-        output.write(path)
+    write_exports(output, exports)
     if timeline is not None:
         _draw_timeline(run, timeline)
     if plot is not None:
@@ -219,7 +219,7 @@ def exit_code(run: FinishedRun | StoredRun, samples: Sequence[Sample] | None = N
 
     for why in (run.header.left_out or {}).values():
         notice(f"left out: {why}")
-    found = problems(run.header, run.samples if samples is None else samples, run.path)
+    found = problems(run.header, run.samples if samples is None else samples)
     for problem in found:
         notice(f"ppdbench: {problem.text}")
     return min((problem.code for problem in found), default=0)

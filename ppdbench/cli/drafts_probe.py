@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppdbench.cli.common import RunCommand, check_pictures, draw, notice, what_is_asked
 from ppdbench.errors import ConfigError
+from ppdbench.files.paths import check_writable
 from ppdbench.trees.guessing import guessers
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def probe_methods(
     from ppdbench.report import outputs
 
     check_pictures(plot)
+    if calibration is not None:
+        check_writable(calibration)
     if calibration is not None and len(methods) > 1:
         raise ConfigError(f"--calibration is of one method, but there are {len(methods)}")
     command = RunCommand.begin(options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ppdbench.cli.common import RunCommand, check_exports, notice, what_is_decoded
+from ppdbench.cli.common import RunCommand, check_exports, notice, what_is_decoded, write_exports
 from ppdbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def verify_distribution(
     """Draw, judge, print; 1 where outputs of a method do not follow the model."""
     from ppdbench.bench.drawing import LENGTH, PROMPTS, VerifyConfig, verify
     from ppdbench.bench.runner import DecodeConfig
-    from ppdbench.report.export import emit, write
+    from ppdbench.report.export import PrintedOutput
     from ppdbench.report.faithful_tables import sheet
     from ppdbench.report.progress import progress
     from ppdbench.runs.running import Destination, run_folder
@@ -55,9 +55,9 @@ def verify_distribution(
     content = [test.to_json() for test in tests]
     table = sheet(tests)
     given = content[0] if len(content) == 1 else content
-    emit([table], given, form)
-    for path in exports:
-        write(path, [table], given)
+    output = PrintedOutput([table], table, given)
+    output.emit(form)
+    write_exports(output, exports)
     notice(f"draws: {out}")
     wrong = [t.label for t, c in zip(tests, content, strict=True) if c["faithful"] == "unfaithful"]
     for label in wrong:

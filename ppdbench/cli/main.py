@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
 from ppdbench import __version__
 from ppdbench.cli.common import notice, warn
-from ppdbench.errors import PpdbenchError, PpdbenchWarning, UnknownName
+from ppdbench.errors import ConfigError, PpdbenchError, PpdbenchWarning, UnknownName
 from ppdbench.files.clean import clean
 from ppdbench.runs.shards import Shard
 
@@ -79,8 +80,17 @@ def cli(ctx: click.Context, /) -> None:
     ppdbench decode --method greedy --task squad --limit 8
     ppdbench theory --layers 40 --exit-after 20 --k 3 --p 0.6837
     """
+    _refuse_deleted_folder()
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+def _refuse_deleted_folder() -> None:
+    """Say that the current folder is gone, before a library comes to grief over it."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder has been deleted; change to another one") from None
 
 
 def run(arguments: Sequence[str]) -> int:

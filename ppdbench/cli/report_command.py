@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from ppdbench.cli import completion
 from ppdbench.cli.common import notice, reading_notes, say
@@ -19,10 +18,12 @@ from ppdbench.report import FORMATS, PROGRAMS
 if TYPE_CHECKING:
     from ppdbench.report.page.runs import Run
 
+PAGE = "report.html"
+
 
 @click.command("report")
 @click.argument("runs", nargs=-1, metavar="RUN...", shell_complete=completion.complete_files)
-@click.option("--out", default="report.html", show_default=True, metavar="FILE", help="The page.")
+@click.option("--out", metavar="FILE", help=f"The page ({PAGE} in the current folder).")
 @click.option("--plots", metavar="DIR", help="Write every plot as .svg and .png too.")
 @click.option(
     "--format",
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
     help="Instead of a page, print a run's tables again as its own command did.",
 )
 @salvaging("runs")
-@click.pass_context
-def command(
-    ctx: click.Context, /, runs: tuple[str, ...], out: str, plots: str | None, form: str | None
-) -> int:
+def command(runs: tuple[str, ...], out: str | None, plots: str | None, form: str | None) -> int:
     """One self-contained HTML page about stored runs.
 
     Reads runs of probe (of any kind), decode, bench and sweep; loads no model. The page
@@ -52,13 +50,12 @@ def command(
     if not runs:
         raise ConfigError("no run given; name the folders of one or more stored runs")
     if form is not None:
-        if plots or ctx.get_parameter_source("out") is ParameterSource.COMMANDLINE:
+        if plots or out is not None:
             raise ConfigError("--format prints tables; leave --out and --plots, the page's, out")
         return _print(runs, form)
-    path = check_path(out, (".html", ".htm"), "page")
+    path = check_path(PAGE if out is None else out, (".html", ".htm"), "page")
     found = read_runs(runs)
     made = page(found)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, made.text)
     if plots is not None:
         from ppdbench.report.pictures.files import save_all
@@ -66,6 +63,8 @@ def command(
         save_all(made.drawings, Path(plots))
         notice(f"{len(made.drawings)} plots: {plots}")
     say(str(path))
+    if out is None:
+        notice(f"note: no --out given, so the page is {path.absolute()}")
     reading_notes([run.stored for run in found])
     return max((_verdict(run) for run in found), key=(0, 3, 1).index)
 

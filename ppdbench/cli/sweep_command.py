@@ -19,6 +19,7 @@ from ppdbench.cli.common import (
     reading_notes,
     say,
     what_is_decoded,
+    write_exports,
 )
 from ppdbench.cli.decode_command import exit_code
 from ppdbench.cli.help import Command
@@ -171,8 +172,7 @@ def _result(
         _print(found)
     else:
         output.emit(form)
-    for path in exports:
-        output.write(path)
+    write_exports(output, exports)
     if plot is not None:
         from ppdbench.report.pictures.sweep import sweep_picture
 

@@ -17,10 +17,11 @@ from ppdbench.cli.common import (
     model_spec,
     notice,
     reading_notes,
+    write_exports,
 )
 from ppdbench.cli.help import Command
 from ppdbench.cli.options import export_option, format_option, model_options, salvaging
-from ppdbench.errors import ConfigError, counted
+from ppdbench.errors import ConfigError
 from ppdbench.files import resources
 from ppdbench.files.paths import check_folder
 
@@ -38,7 +39,6 @@ WITHOUT_INFLUENCE = ("offline", "trust_remote_code", "no_family_check")
 EMBEDDED = "reference"
 AUTO = "auto"  # what options say that leave it to the command
 AT_LEAST_1 = click.IntRange(min=1)
-MISMATCH, FAILURES = 1, 3
 
 
 @click.command(
@@ -193,31 +193,14 @@ def _show(table: PaperTable, laid: TableSheets, form: str, exports: Sequence[str
     }
     output = PrintedOutput(list(laid.shown), data, content)
     output.emit(form)
-    for path in exports:
-        output.write(path)
-        notice(f"written: {path}")
+    write_exports(output, exports)
 
 
 def _exit_code(runs: Sequence[StoredRun]) -> int:
     """Return the exit code that runs are to blame for; say each reason on stderr."""
-    from ppdbench.runs.records import FailedSample
+    from ppdbench.report.result import problems
 
-    code = 0
-    for run in runs:
-        for label, why in run.header.not_run.items():
-            notice(f"ppdbench: {label} of {run.path} did not run: {why}")
-            code = code or FAILURES
-        failed = [sample for sample in run.samples if isinstance(sample, FailedSample)]
-        if failed:
-            verb = "are" if len(failed) > 1 else "is"
-            notice(
-                f"ppdbench: {counted(len(failed), 'example')} of {run.path} failed and {verb} left "
-                f"out; the first: {failed[0].task} {failed[0].example_id}: {failed[0].error}"
-            )
-            code = code or FAILURES
-        different = sum(sample.verdict == "mismatch" for sample in run.samples)
-        if different:
-            outputs, verb = counted(different, "output"), "differ" if different > 1 else "differs"
-            notice(f"ppdbench: {outputs} of {run.path} {verb} from greedy decoding's")
-            code = MISMATCH
-    return code
+    found = [(run.path, why) for run in runs for why in problems(run.header, run.samples)]
+    for path, why in found:
+        notice(f"ppdbench: {path}: {why.text}")
+    return min((why.code for _, why in found), default=0)

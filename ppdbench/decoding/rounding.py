@@ -23,7 +23,10 @@ class Bound:
     """The largest difference between two logits that rounding explains.
 
     `noise` is the stock model's own, `written` what writing down the two logits may cost, and
-    `most` what is never exceeded.
+    `most` what is never exceeded. Half precision has no `most`. A share with as many roundings
+    of room as float32's would be several times the spread of all logits in bfloat16, and one
+    small enough to decide anything would call a model's own rounding a mismatch. A large bound
+    is no free pass: it is that of a stock model whose own passes choose differently.
     """
 
     noise: float

@@ -17,7 +17,8 @@ def read_json(path: Path, what: str, missing: str) -> Any:
     """The content of a file; `missing` says how to come by one. A key given twice is an error."""
     where = f"{what} {path}"
     try:
-        return json.loads(path.read_text("utf-8"), object_pairs_hook=_no_twins)
+        # Some editors put a mark of the encoding before the text.
+        return json.loads(path.read_text("utf-8-sig"), object_pairs_hook=_no_twins)
     except FileNotFoundError:
         raise ConfigError(f"{where} does not exist; {missing}") from None
     except OSError as error:
@@ -59,7 +60,6 @@ def write_versioned(path: Path, form: str, version: int, content: Mapping[str, A
     """Write what `read_versioned` reads: a line for each key, and for each object in a list."""
     everything = {"format": form, "version": version, **content}
     lines = [f"  {json.dumps(key)}: {_value(value)}" for key, value in everything.items()]
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, clean("{\n" + ",\n".join(lines) + "\n}\n", "json"))
 
 

@@ -44,12 +44,11 @@ def _settle(partial: Path) -> None:
         os.fsync(file.fileno())
 
 
-def write_whole(path: Path, content: str | bytes, *, make_folder: bool = False) -> None:
-    """Write a file so that whoever reads it finds all of it or what was there before."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, its folder too if need be; whoever reads it finds all or what was there."""
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
-        if make_folder:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
             partial.write_bytes(data)
     except OSError as error:

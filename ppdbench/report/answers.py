@@ -43,7 +43,6 @@ def write_fastchat_answers(
         name = f"{path.stem}-{clean(label, 'file name')}"
         place = path if len(groups) == 1 else path.with_stem(name)
         lines, lacking[place] = answers(header, label, group)
-        place.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_whole(place, clean(text, "json"))
     return lacking

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ppdbench.bench.pass_curve import OTHER_BYTES, PassCurve
 from ppdbench.errors import counted
-from ppdbench.report.sheet import Sheet
+from ppdbench.report.sheet import Sheet, one_line
 
-EXPERTS = "experts read"
+EXPERTS = "experts\nread"
 OTHER_WORDS = (
     f"behind other work: right after {OTHER_BYTES >> 20} MB of other memory were read, as a draft "
     "network's weights are; caches that held the model's weights do so no more"
@@ -19,14 +19,14 @@ def pass_curve_sheet(found: PassCurve) -> Sheet:
     columns = {
         "rows": [p.rows for p in points],
         "ours ms": [p.ours.median for p in points],
-        "transformers ms": [p.stock.median for p in points],
-        "ours / one row": [p.ours.median / one.ours.median for p in points],
-        "transformers / one row": [p.stock.median / one.stock.median for p in points],
+        "transformers\nms": [p.stock.median for p in points],
+        "ours /\none row": [p.ours.median / one.ours.median for p in points],
+        "transformers\n/ one row": [p.stock.median / one.stock.median for p in points],
     }
     notes = [limit_words(found), path_words(found), _measured(found)]
     behind = [p.behind_other.median for p in points if p.behind_other is not None]
     if len(behind) == len(points):
-        columns["ours behind other work ms"] = behind
+        columns["ours behind\nother work ms"] = behind
         notes.insert(2, OTHER_WORDS)
     digits = {name: 2 for name in columns if name != "rows"}
     experts = [p.experts for p in points if p.experts is not None]
@@ -68,14 +68,14 @@ def path_words(found: PassCurve) -> str:
 
 
 def _experts_words(found: PassCurve) -> str:
-    held = found.experts_of_a_layer
-    return f"{EXPERTS}: different ones in a pass, of {held} in a layer, on average of the layers"
+    held, name = found.experts_of_a_layer, one_line(EXPERTS)
+    return f"{name}: different ones in a pass, of {held} in a layer, on average of the layers"
 
 
 def _measured(found: PassCurve) -> str:
-    most = found.points[-1]
+    most, rounds = found.points[-1], counted(found.rounds, "round")
     return (
-        f"medians of {len(most.ours.ms)} passes in {found.rounds} rounds, in turns, behind "
+        f"medians of {len(most.ours.ms)} passes in {rounds}, in turns, behind "
         f"{found.context} cached tokens; the same likeliest token for {found.same_tokens} of "
         f"{most.rows} rows"
     )

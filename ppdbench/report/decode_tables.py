@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.counterparts import Beside
+from ppdbench.errors import counted
 from ppdbench.report import pipeline_tables, profile_tables
 from ppdbench.report.evidence import (
     claim_cells,
@@ -93,8 +94,8 @@ def method_memory(summaries: Sequence[Summary]) -> list[Sheet]:
 
 
 def differing(n: int) -> str:
-    """Say that so many outputs differ."""
-    return f"{n} outputs differ" if n > 1 else f"{n} output differs"
+    """Say that so many outputs differ from greedy's."""
+    return f"{counted(n, 'output')} {'differs' if n == 1 else 'differ'} from greedy"
 
 
 def verdict_text(summary: Summary) -> str:

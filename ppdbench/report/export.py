@@ -15,7 +15,7 @@ from typing import Any
 from ppdbench.files import paths
 from ppdbench.files.clean import clean
 from ppdbench.files.whole import write_whole
-from ppdbench.report.sheet import Sheet, joined, marked
+from ppdbench.report.sheet import Sheet, joined, marked, one_line
 from ppdbench.report.terminal import print_sheets
 
 
@@ -23,7 +23,7 @@ def to_csv(sheets: Sequence[Sheet]) -> str:
     """Comma-separated values in full precision, of one table: readers of CSV take no more."""
     out, sheet = io.StringIO(), joined(sheets).cleaned("csv")
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(sheet.header)
+    writer.writerow(map(one_line, sheet.header))
     writer.writerows(["" if cell is None else cell for cell in row] for row in sheet.rows)
     return out.getvalue()
 
@@ -97,7 +97,7 @@ def check_table_path(path: str | Path) -> Path:
 def write(path: str | Path, sheets: Sequence[Sheet], json_value: Any) -> None:
     """Write the result of a command to a file, in the form that its suffix names."""
     path = check_table_path(path)
-    write_whole(path, _text(sheets, json_value, _form_of(path)), make_folder=True)
+    write_whole(path, _text(sheets, json_value, _form_of(path)))
 
 
 def _form_of(path: Path) -> str:

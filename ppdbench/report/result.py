@@ -38,7 +38,7 @@ class Problem:
     code: int
 
 
-def problems(header: Header, samples: Sequence[Sample], path: Path) -> list[Problem]:
+def problems(header: Header, samples: Sequence[Sample]) -> list[Problem]:
     """All that went wrong in a run that decodes."""
     found = [
         Problem(f"{label} did not run: {error}", BROKEN) for label, error in header.not_run.items()
@@ -51,8 +51,7 @@ def problems(header: Header, samples: Sequence[Sample], path: Path) -> list[Prob
         found.append(Problem(f"{n} failed; the first: {where}: {first.error}", BROKEN))
     mismatches = sum(sample.verdict == "mismatch" for sample in samples)
     if mismatches:
-        text = f"{differing(mismatches)} from greedy (see verdict in {path})"
-        found.append(Problem(text, WRONG))
+        found.append(Problem(f"{differing(mismatches)} (see verdict in the run's samples)", WRONG))
     return found
 
 
@@ -91,7 +90,7 @@ class Result:
     @cached_property
     def problems(self) -> tuple[str, ...]:
         """All that went wrong: outputs that differ from greedy's, examples that failed."""
-        return tuple(p.text for p in problems(self.header, self.run.samples, self.path))
+        return tuple(p.text for p in problems(self.header, self.run.samples))
 
     def frame(self) -> DataFrame:
         """Every figure, a row for each method and task, or what else the run compares."""

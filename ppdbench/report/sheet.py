@@ -109,6 +109,11 @@ class Sheet:
         return self.only([i for i, name in enumerate(self.header) if name != column])
 
 
+def one_line(head: str) -> str:
+    """The head of a column that stands over two lines, in one."""
+    return head.replace("-\n", "-").replace("\n", " ")
+
+
 def marked(sheets: Sequence[Sheet], words: str | None) -> list[Sheet]:
     """The same tables, each with these words below it, if there are any."""
     return [replace(s, notes=(*s.notes, words)) if words else s for s in sheets]

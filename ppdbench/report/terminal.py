@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ppdbench.errors import counted
 from ppdbench.report.console import Terminal
-from ppdbench.report.sheet import Sheet
+from ppdbench.report.sheet import Sheet, one_line
 
 GAP = 2  # blanks between two columns
 MARGIN = 1  # and before the first
@@ -101,7 +101,7 @@ def _reduced(sheet: Sheet, width: int) -> _Fitting:
     def leave_out(column: str) -> None:
         nonlocal sheet
         sheet = sheet.without(column)
-        left_out.append(_one_line(column))
+        left_out.append(one_line(column))
 
     while sheet.spare and not (_fits(sheet, width) or _fits_without_prose(sheet, width)):
         leave_out(sheet.spare[0])
@@ -246,7 +246,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 
 def _stacked(sheet: Sheet, width: int) -> Iterator[Text]:
     """The one row of a table, a cell in each line."""
-    header = [_one_line(column) for column in sheet.header]
+    header = [one_line(column) for column in sheet.header]
     longest = max(map(cell_len, header))
     for column, cell in zip(header, sheet.text_rows()[0], strict=True):
         first = f" {column:<{longest}}  "
@@ -254,7 +254,3 @@ def _stacked(sheet: Sheet, width: int) -> Iterator[Text]:
         yield from map(
             Text, textwrap.wrap(cell, width, initial_indent=first, subsequent_indent=rest)
         )
-
-
-def _one_line(head: str) -> str:
-    return head.replace("-\n", "-").replace("\n", " ")

@@ -249,7 +249,7 @@ class RunFolder:
                 self._write_header(self._shared(header))
             self.done = Stored(self.path, self.header)
             self.done.look(whole=True)
-            self.torn, self._found = self.done.torn, len(self.done)
+            self._found = len(self.done)
             self._open(content)
         return True
 

@@ -275,7 +275,6 @@ class Trainer:
         return (step + 1 - began) * self._tokens / (time.perf_counter() - self.started)
 
     def _write_state(self, facts: Any) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
         write_whole(self.out / STATE, json.dumps(facts, indent=2) + "\n")
 
     def _begin(self, resume: bool) -> int:

@@ -237,7 +237,10 @@ def test_a_bad_suite_file_is_one_line(
 def test_results_are_exported_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:
     exports = [w for end in ("json", "csv", "md", "tex") for w in ("--export", f"out/table.{end}")]
     assert run(["bench", *SMALL, "--method", "prompt-lookup", "--out", "run", *exports]) == 0
-    capsys.readouterr()
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("written: ")] == [
+        f"written: out/table.{end}" for end in ("json", "csv", "md", "tex")
+    ]
     (found,) = json.loads(Path("out/table.json").read_text())
     assert found["method"] == "prompt-lookup"
     assert "| prompt-lookup |" in Path("out/table.md").read_text()

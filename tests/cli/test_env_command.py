@@ -144,10 +144,14 @@ def test_curve_of_a_model_with_experts_tells_how_many_a_pass_reads(
 
 def test_curve_says_the_limit_and_the_path(capsys: Captured) -> None:
     assert run([*CURVE, "--rows", "2"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    piped = capsys.readouterr().out
+    out = " ".join(piped.split())
     assert "reading the weights once, 0.2 MB at 10.0 GB/s" in out
     assert "our passes: " in out
+    assert "in 1 round, in turns" in out
     assert "the same likeliest token for 2 of 2 rows" in out
+    (heads,) = (line for line in piped.splitlines() if line.startswith(" rows "))
+    assert "other work ms" in heads and len(heads) <= 80
 
 
 def test_rounds_that_differ_widely_are_told(

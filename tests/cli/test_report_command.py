@@ -21,6 +21,19 @@ def test_it_writes_the_page_and_says_where(
     assert out.read_text("utf-8").startswith("<!doctype html>")
 
 
+def test_a_page_without_a_name_is_said_to_lie_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made.bench(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert run(["report", str(folder)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "report.html\n"
+    page = tmp_path / "report.html"
+    assert page.exists()
+    assert f"note: no --out given, so the page is {page}" in captured.err
+
+
 def test_every_plot_becomes_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, plots = made.probe(tmp_path / "run"), tmp_path / "plots"
     words = ["report", str(folder), "--out", str(tmp_path / "p.html"), "--plots", str(plots)]

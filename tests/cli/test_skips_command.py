@@ -53,12 +53,12 @@ def test_the_same_command_finds_the_same_set(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.usefixtures("narrow")
 def test_the_table_shows_both_sets_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--budget", 10, "--out", "mine.json") == 0
+    assert run("--budget", 10, "--out", "new/mine.json") == 0
     captured = capsys.readouterr()
     assert max(map(len, captured.out.splitlines())) <= 80
     for words in ("found", "default", "agreement", "speed-up", "10 sets tried"):
         assert words in captured.out
-    assert f"written: mine.json ({MODEL})" in captured.err
+    assert f"written: new/mine.json ({MODEL})" in captured.err
 
 
 def test_other_models_in_the_file_stay(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +72,7 @@ BAD = {
     "--draft-length 0": "--draft-length 0: use 1 or more",
     "--limit 0": "--limit 0: use 1 or more",
     "--search best": "unknown search 'best'",
-    "--out none/skips.json": "--out none/skips.json: folder none does not exist",
+    "--out broken.json/skips.json": "cannot write broken.json/skips.json",
     "--out broken.json": "skip file broken.json is not JSON that can be used",
     "--max-new-tokens 1": "no output has a second token",
 }

@@ -52,7 +52,7 @@ def test_failed_examples_are_left_out_reported_and_told_by_the_exit_code(
     folder = write_run(Path("a"), "probe", [probed("squad", 0, {4: [0] * 16}), failed])
     assert run(["table", "ppd/6", str(folder), "--format", "csv"]) == 3
     captured = capsys.readouterr()
-    assert "1 example of a failed and is left out; the first: squad 9: NaN" in captured.err
+    assert "ppdbench: a: 1 example failed; the first: probe on squad 9: NaN" in captured.err
     assert ",16," in captured.out
 
 
@@ -64,7 +64,7 @@ def test_methods_that_did_not_run_are_reported_and_told_by_the_exit_code(
     folder = decoded(Path("a"), methods, samples, not_run={"medusa": "no add-on for m"})
     assert run(["table", "prompt_ppd/1", folder]) == 3
     captured = capsys.readouterr()
-    assert "ppdbench: medusa of a did not run: no add-on for m" in captured.err
+    assert "ppdbench: a: medusa did not run: no add-on for m" in captured.err
     assert "medusa did not run: no add-on for m" in " ".join(captured.out.split())
 
 

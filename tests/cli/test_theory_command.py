@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -184,6 +185,16 @@ def test_plots_are_written(
     assert run(["theory", *arguments, "--plot", str(picture)]) == 0
     assert capsys.readouterr().err == f"picture: {picture}\n"
     assert picture.read_bytes().startswith(b"<?xml")
+
+
+def test_a_picture_is_drawn_without_a_word_where_home_cannot_be_written_to(tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    words = [sys.executable, "-m", "ppdbench", "theory", *NUMBERS, "--plot", str(picture)]
+    homeless = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "MPL"))}
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=True, env={**homeless, "HOME": "/dev/null"}
+    )
+    assert done.stderr == f"picture: {picture}\n"
 
 
 def test_torn_runs_are_used_and_reported(

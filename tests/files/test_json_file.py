@@ -44,6 +44,12 @@ def test_what_is_no_file_of_ours_is_told_with_its_name(tmp_path: Path, text: str
     assert "a.json" in str(raised.value)
 
 
+def test_a_mark_of_the_encoding_before_the_text_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"format": "ours", "version": 1}', "utf-8-sig")
+    assert read_versioned(path, "thing", "make one", "ours", 1).number("version") == 1
+
+
 def test_a_missing_file_is_told_with_a_way_to_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"thing .*a.json does not exist; make one"):
         read_json(tmp_path / "a.json", "thing", "make one")

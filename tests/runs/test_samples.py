@@ -107,11 +107,11 @@ def test_a_torn_line_of_any_file_is_left_out_and_told(tmp_path: Path) -> None:
 
 def test_a_resumed_run_cuts_torn_lines_of_all_files_and_writes_its_own(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run", [0, 1], [2, 3])
-    for name in ("samples-0.jsonl", "samples-1.jsonl"):
-        (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    both = [folder / "samples-0.jsonl", folder / "samples-1.jsonl"]
+    for torn in both:
+        torn.write_bytes(torn.read_bytes()[:-9])
     with RunFolder(folder, HEADER, resume=True) as run_folder:
-        assert run_folder.torn
-        assert len(run_folder.done) == 2
+        assert (len(run_folder.done), run_folder.cut_off) == (2, both)
         for number in (1, 3):
             run_folder.append(sample(number))
         assert [s.number for s in run_folder.gather()] == [0, 1, 2, 3]

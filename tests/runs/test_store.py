@@ -127,8 +127,7 @@ def test_resume_cuts_a_torn_last_line_and_goes_on_behind_the_sound_ones(
     sound = lines.read_bytes()
     lines.write_bytes(sound + tail)
     with RunFolder(tmp_path, HEADER, resume=True) as store:
-        assert store.torn is True
-        assert len(store.done) == 3
+        assert (len(store.done), store.cut_off) == (3, [lines])
         assert lines.read_bytes() == sound
         store.append(sample(3))
     assert ids(read_run(tmp_path)) == ["0", "1", "2", "3"]
@@ -164,7 +163,6 @@ def test_only_what_was_done_again_is_said_to_be(tmp_path: Path) -> None:
     lines = written(tmp_path)
     lines.write_bytes(lines.read_bytes() + b"foo")
     with RunFolder(tmp_path, HEADER, resume=True) as store:
-        assert store.torn is True
         assert (store.redone, store.cut_off) == (False, [lines])
     lines.write_bytes(lines.read_bytes()[:-9])
     with RunFolder(tmp_path, HEADER, resume=True) as store:
@@ -486,9 +484,16 @@ def wait_for_samples(worker: subprocess.Popen[str], folder: Path, count: int) ->
     pytest.fail(f"ended before {count} samples were written: {worker.communicate()[1]}")
 
 
+def assert_resumes_to_the_whole(command: list[str], folder: Path) -> None:
+    whole = folder.with_name("whole")
+    assert run([*command, "--out", str(folder), "--resume"]) == 0
+    assert run([*command, "--out", str(whole)]) == 0
+    assert facts(folder) == facts(whole)
+
+
 @pytest.mark.slow
 def test_a_full_disk_ends_the_run_in_one_line_and_costs_only_the_sample_in_the_works(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     full = tmp_path / "full"
     worker = process(LIMITED, *DECODE, "--out", str(full))
@@ -503,16 +508,11 @@ def test_a_full_disk_ends_the_run_in_one_line_and_costs_only_the_sample_in_the_w
     assert 0 < len(stored.samples) < 12
     assert stored.torn is False
 
-    assert run([*DECODE, "--out", str(full), "--resume"]) == 0
-    assert run([*DECODE, "--out", str(tmp_path / "whole")]) == 0
-    capsys.readouterr()
-    assert facts(full) == facts(tmp_path / "whole")
+    assert_resumes_to_the_whole(DECODE, full)
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_what_an_uninterrupted_one_gives(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_run_resumes_to_what_an_uninterrupted_one_gives(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     targets = ["--target", "greedy", "--target", "top-p"]
     worker = process(SLOW, *PROBE, *targets, "--out", str(killed))
@@ -523,16 +523,11 @@ def test_a_killed_run_resumes_to_what_an_uninterrupted_one_gives(
     assert worker.returncode == -signal.SIGKILL
     assert 0 < len(read_run(killed).samples) < 24
 
-    assert run([*PROBE, *targets, "--out", str(killed), "--resume"]) == 0
-    assert run([*PROBE, *targets, "--out", str(tmp_path / "whole")]) == 0
-    capsys.readouterr()
-    assert facts(killed) == facts(tmp_path / "whole")
+    assert_resumes_to_the_whole([*PROBE, *targets], killed)
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path) -> None:
     stopped = tmp_path / "stopped"
     worker = process(SLOW, *PROBE, "--out", str(stopped))
     wait_for_samples(worker, stopped, 2)
@@ -546,10 +541,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
     assert str(stopped) in err
 
     assert 2 <= len(read_run(stopped).samples) < 12
-    assert run([*PROBE, "--out", str(stopped), "--resume"]) == 0
-    assert run([*PROBE, "--out", str(tmp_path / "whole")]) == 0
-    capsys.readouterr()
-    assert facts(stopped) == facts(tmp_path / "whole")
+    assert_resumes_to_the_whole(PROBE, stopped)
 
 
 def test_a_torn_line_is_mentioned_when_its_run_goes_on(

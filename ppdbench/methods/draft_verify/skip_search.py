@@ -16,6 +16,7 @@ import numpy as np
 
 from ppdbench.engine.loading import load
 from ppdbench.errors import ConfigError
+from ppdbench.files.paths import check_writable
 from ppdbench.methods.draft_verify.gaussian import (
     Array,
     GaussianProcess,
@@ -181,8 +182,7 @@ def check_out(path: Path) -> None:
     """Refuse a file that an entry could not be added to, before anything is loaded for it."""
     if path.exists():
         read_skips(path)
-    elif not path.parent.is_dir():
-        raise ConfigError(f"--out {path}: folder {path.parent} does not exist")
+    check_writable(path)
 
 
 def run_search(config: SearchConfig, out: Path, *, report: Report) -> SearchResult:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ppdbench.files import paths
@@ -23,11 +25,26 @@ def save_picture(drawing: Drawing, path: str | Path) -> None:
     path = check_picture_path(path)
     suffix = path.suffix.lower()
     if suffix == ".svg":
-        write_whole(path, svg_file(drawing), make_folder=True)
+        write_whole(path, svg_file(drawing))
         return
-    from ppdbench.report.pictures.raster import image_bytes  # matplotlib takes half a second
+    with _without_word_on_caches():
+        from ppdbench.report.pictures.raster import image_bytes  # matplotlib takes half a second
+    write_whole(path, image_bytes(drawing, suffix[1:]))
 
-    write_whole(path, image_bytes(drawing, suffix[1:]), make_folder=True)
+
+@contextmanager
+def _without_word_on_caches() -> Iterator[None]:
+    """Import matplotlib in silence: where home cannot be written to it keeps its fonts elsewhere.
+
+    Such a temporary folder is of its own making, and goes with the process.
+    """
+    log = logging.getLogger("matplotlib")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def save_all(drawings: Sequence[Drawing], folder: Path) -> None:

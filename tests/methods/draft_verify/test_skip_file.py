@@ -34,5 +34,6 @@ def test_a_damaged_file_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot write .*; choose another place"):
-        save_skips(tmp_path / "none" / "skip_layers.json", "a", SkipSet((1,)))
+        save_skips(tmp_path / "file" / "skip_layers.json", "a", SkipSet((1,)))

@@ -37,7 +37,7 @@ def _headline(run: Run) -> Node:
     identical, ties = (sum(s[kind] for s in exact) for kind in ("identical", "tie"))
     judged = sum(s["n_examples"] - s["failed"] for s in exact)
     if run.mismatches:
-        return badge("bad", f"{run.name}: {differing(run.mismatches)} from greedy")
+        return badge("bad", f"{run.name}: {differing(run.mismatches)}")
     if not judged:
         return badge("plain", f"{run.name}: no output of an exact method to compare with greedy")
     words = f"{run.name}: {identical} of {judged} outputs of exact methods are greedy's"
