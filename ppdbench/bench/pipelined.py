@@ -43,13 +43,24 @@ def pipelined(facts: Facts | None, group: Sequence[SampleSums], failed: int = 0)
         **over,
         **_on_one_unit(timed),
         "gain_efficiency": gain_efficiency(measured, predicted),
-        "communication_ms_per_token": sum(s.sample.communication_ms or 0 for s in timed) / tokens,
+        "communication_ms_per_token": _communication_ms(timed) / tokens,
+        "communication_share": _communication_ms(timed) / (facts["units"] * _output_ms(timed)),
         "units": facts["units"],
         "units_busy": _units_busy(facts, len(timed), begun),
         "units_busy_predicted": theory.compute_per_time_unit(n_layers, exit_after, k, p),
         "weight_bytes_per_unit": facts["weight_bytes_per_unit"],
         "run_lengths": theory.ended_runs([s.matches for s in timed]),
     }
+
+
+def _communication_ms(group: Sequence[SampleSums]) -> float:
+    """Sum up what all units waited for messages, those of the prompt among them."""
+    return sum(one.sample.communication_ms or 0 for one in group)
+
+
+def _output_ms(group: Sequence[SampleSums]) -> float:
+    """Sum up what the outputs took with their prompts: each unit was there as long."""
+    return sum(one.sample.prefill_ms + one.every_ms for one in group)
 
 
 def match_rate(group: Sequence[SampleSums]) -> float:

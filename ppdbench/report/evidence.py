@@ -141,8 +141,8 @@ def _why_units_lose(summary: Summary) -> str:
     )
     if summary["form"] == "inline":
         return told + "one process ran them in turn, which cannot pay."
-    spent = summary["communication_ms_per_token"] / summary["ms_per_token"]
-    return told + f"{spent:.0%} of each token's time went into messages between its units."
+    spent = summary["communication_share"]
+    return told + f"{spent:.0%} of its units' time went into messages between them."
 
 
 def _experts_note(summaries: Sequence[Summary]) -> str | None:

@@ -76,7 +76,7 @@ def _resources(summaries: Sequence[Summary]) -> Sheet:
             s["units_busy"],
             s["units_busy_predicted"],
             s["communication_ms_per_token"],
-            s["communication_ms_per_token"] / s["ms_per_token"] if s["ms_per_token"] else None,
+            s["communication_share"],
             " + ".join(f"{size / 2**20:.1f}" for size in s["weight_bytes_per_unit"]),
         )
         for s in summaries
@@ -90,17 +90,19 @@ def _resources(summaries: Sequence[Summary]) -> Sheet:
             "busy",
             "equation 5",
             "communication ms/token",
-            "of a token",
+            "of units' time",
             "weights MiB",
         ),
         rows,
         notes=(
             "Busy: processes at work at a time in the paper's form, for the matches found; "
             f"equation 5 is what p alone predicts. The paper: {PPD}.",
+            "Communication: what all units together waited for messages, those of the prompt "
+            "included; of units' time: of as many times the whole output's.",
         ),
-        digits={"busy": 2, "equation 5": 2, "communication ms/token": 3, "of a token": 1},
-        percent=frozenset({"of a token"}),
-        spare=("weights MiB", "of a token"),
+        digits={"busy": 2, "equation 5": 2, "communication ms/token": 3, "of units' time": 1},
+        percent=frozenset({"of units' time"}),
+        spare=("weights MiB", "of units' time"),
     )
 
 

@@ -45,6 +45,10 @@ def test_figures_of_outputs_by_hand() -> None:
     assert found["speedup_all_units"] == pytest.approx(1)
     assert found["gain_efficiency"] == pytest.approx(0.25 / (1 / 0.7 - 1))
     assert found["communication_ms_per_token"] == pytest.approx(0.1)
+    # Half a millisecond of what two units were there for: a prompt of 9, and four steps.
+    outputs = add_up(five(sample([1, 0, 1, 1, 0], 4.0, prefill_ms=9.0)))
+    share = pipelined({**FACTS, "units": 2}, outputs)["communication_share"]
+    assert share == pytest.approx(0.5 / (2 * (9 + 4 * 4.0)))
     # The run that the end of the output cut off says nothing about lengths.
     assert found["run_lengths"] == {2: 5}
     # Two runs each, of two and three tokens: 2 * 5 + 2 * 2 layer-times; 3 * 2 * 5 layers ahead.

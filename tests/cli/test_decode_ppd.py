@@ -28,6 +28,7 @@ KEYS = {
     "predicted_speedup",
     "gain_efficiency",
     "communication_ms_per_token",
+    "communication_share",
     "units",
     "weight_bytes_per_unit",
 }

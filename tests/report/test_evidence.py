@@ -67,14 +67,13 @@ def test_what_drafts_nothing_says_what_its_matches_promise() -> None:
         "predicted_speedup": 1.28,
         "predicted_speedup_times": 1.1,
         "form": "inline",
-        "communication_ms_per_token": 2.0,
-        "ms_per_token": 8.0,
+        "communication_share": 0.25,
     }
     told = "ppd: candidates held 44% of the tokens, for which the times of its parts here promise "
     inline = why_no_gain(summary(**pipelined))
     assert inline == told + "1.10x; one process ran them in turn, which cannot pay."
     split = why_no_gain(summary(**{**pipelined, "form": "split", "predicted_speedup_times": None}))
-    assert split == (told + "1.28x; 25% of each token's time went into messages between its units.")
+    assert split == told + "1.28x; 25% of its units' time went into messages between them."
     assert why_no_gain(summary(**pipelined, speedup=1.2)) is None
 
 
