@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
+from types import MappingProxyType
 from typing import Any
 
 from ppdbench.bench.claims import (
@@ -20,13 +21,17 @@ from ppdbench.bench.claims import (
     doubt,
     over_greedy,
     times_by_question,
+    within_noise,
 )
 from ppdbench.bench.counterparts import is_greedy
 from ppdbench.bench.labels import label_alone
 from ppdbench.bench.predicted import predicted_speedups
 from ppdbench.bench.sums import SampleSums
 from ppdbench.runs.records import DecodingMethod, PassModel
-from ppdbench.stats import Crossing, crossing
+from ppdbench.stats import Crossing, Ratio, crossing, ratio_of_timed
+
+NO_DIFFERENCE = "no difference at any size"
+UNKNOWN: Mapping[int, Ratio | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +104,15 @@ def crossovers(
     methods: Mapping[str, DecodingMethod],
     sums: Sequence[SampleSums],
     model: PassModel | None = None,
+    noise: Mapping[int, Ratio | None] = UNKNOWN,
 ) -> dict[str, Crossover]:
-    """The crossover of each method that decoded in batches of several sizes, by each label."""
+    """The crossover of each method that decoded in batches of several sizes, by each label.
+
+    `noise` is that of each size: where it could have made every speedup, none is told.
+    """
     found: dict[str, Crossover] = {}
     for alone, labels in _families(methods):
-        measured = _crossover(alone, labels, sums)
+        measured = _crossover(alone, labels, sums, noise)
         told = replace(measured, predicted=predicted_speedups(model, labels, sums))
         found |= dict.fromkeys(labels.values(), told)
     return found
@@ -118,7 +127,12 @@ def _families(methods: Mapping[str, DecodingMethod]) -> Iterator[tuple[str, dict
     yield from ((alone, of) for alone, of in labels.items() if len(of) > 1)
 
 
-def _crossover(alone: str, labels: Mapping[int, str], sums: Sequence[SampleSums]) -> Crossover:
+def _crossover(
+    alone: str,
+    labels: Mapping[int, str],
+    sums: Sequence[SampleSums],
+    noise: Mapping[int, Ratio | None],
+) -> Crossover:
     sizes = tuple(sorted(labels))
     timed = [_timed(labels[size], sums) for size in sizes]
     if (reason := doubt([pair for of in timed for pair in of])) is not None:
@@ -127,6 +141,9 @@ def _crossover(alone: str, labels: Mapping[int, str], sums: Sequence[SampleSums]
     shared = sorted(example for example in times[0] if all(example in of for of in times))
     if len(shared) < LEAST_EXAMPLES:
         return Crossover(alone, sizes, None, TOO_FEW)
+    ratios = zip(map(ratio_of_timed, (list(of.values()) for of in times)), sizes, strict=True)
+    if all(ratio is not None and within_noise(ratio, noise.get(size)) for ratio, size in ratios):
+        return Crossover(alone, sizes, None, NO_DIFFERENCE)
     greedy, ours = ([[of[e][side] for e in shared] for of in times] for side in (0, 1))
     return Crossover(alone, sizes, crossing(sizes, greedy, ours))
 

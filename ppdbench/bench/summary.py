@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppdbench.bench.claims import claim, over_greedy, times_by_question
+from ppdbench.bench.claims import claim, no_difference, over_greedy, times_by_question
 from ppdbench.bench.conditions import Conditions
 from ppdbench.bench.counterparts import peers
 from ppdbench.bench.crossover import Crossover, crossovers
@@ -42,7 +42,10 @@ def summarize(
     tasks = list(dict.fromkeys(task for task, _ in groups))
     ordered = sorted(groups, key=lambda group: tasks.index(group[0]))
     under = {task: _conditions(header, [s for s in sums if s.task == task]) for task in tasks}
-    pays = {task: _crossovers(header, [s for s in sums if s.task == task]) for task in tasks}
+    pays = {
+        task: _crossovers(header, [s for s in sums if s.task == task], found)
+        for task, found in under.items()
+    }
     return [
         {
             **_summary(header, task, label, groups[task, label], under[task][label], scores),
@@ -59,7 +62,7 @@ def overall(header: Header, sums: Sequence[SampleSums]) -> list[dict[str, Any]]:
     for one in sums:
         groups.setdefault(one.method, []).append(one)
     under = _conditions(header, sums)
-    pays = _crossovers(header, sums)
+    pays = _crossovers(header, sums, under)
     return [
         {
             **_summary(header, ALL, label, group, under[label], False),
@@ -79,8 +82,11 @@ def _conditions(header: DecodingHeader, sums: Sequence[SampleSums]) -> dict[str,
     return {label: found[size] for label, size in sizes.items()}
 
 
-def _crossovers(header: DecodingHeader, sums: Sequence[SampleSums]) -> dict[str, Crossover]:
-    return crossovers(header.methods, sums, header.pass_model)
+def _crossovers(
+    header: DecodingHeader, sums: Sequence[SampleSums], under: Mapping[str, Conditions]
+) -> dict[str, Crossover]:
+    noise = {about.batch: under[label].noise for label, about in header.methods.items()}
+    return crossovers(header.methods, sums, header.pass_model, noise)
 
 
 def _figures(header: DecodingHeader, pays: Mapping[str, Crossover], label: str) -> dict[str, Any]:
@@ -100,6 +106,11 @@ def _summary(
     drawn = header.config.target.kind
     verdicts = Counter(one.verdict for one in group)
     done = [one for one in group if not one.failed]
+    times = _times(done, method.batch, verdicts["failed"])
+    floor = {
+        "noise_low": under.noise and under.noise.low,
+        "noise_high": under.noise and under.noise.high,
+    }
     return {
         "model": model.name,
         "dtype": model.dtype,
@@ -128,9 +139,9 @@ def _summary(
         "empty": sum(one.degenerate == "empty" for one in done),
         "loops": sum(one.degenerate == "loop" for one in done),
         "agreement": _agreement(done) if done and not method.exact and drawn == "greedy" else None,
-        **_times(done, method.batch, verdicts["failed"]),
-        "noise_low": under.noise and under.noise.low,
-        "noise_high": under.noise and under.noise.high,
+        **times,
+        **floor,
+        "no_difference": no_difference({**times, **floor}),
         "under_load": under.under_load,
         "profile": profile(done, header.bandwidth_bytes_per_s),
         **_alone(done),

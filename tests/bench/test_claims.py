@@ -196,9 +196,9 @@ def test_greedy_as_a_method_of_the_run_counts_as_noise() -> None:
     assert (greedy["noise_low"], greedy["noise_high"]) == (swift["noise_low"], swift["noise_high"])
     assert swift["noise_high"] == pytest.approx(1.51, abs=0.01)
     assert swift["noise_low"] == pytest.approx(1 / swift["noise_high"])
-    assert no_difference(swift)
+    assert no_difference(swift) and swift["no_difference"]
     calm = overall(made.header("bench", methods=METHODS), add_up(noisy(1.2, 1.0)))
-    assert not no_difference(calm[1])
+    assert not no_difference(calm[1]) and not calm[1]["no_difference"]
 
 
 def test_one_table_names_one_noise(tmp_path: Path) -> None:

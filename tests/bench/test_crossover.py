@@ -11,7 +11,7 @@ import pytest
 from ppdbench.bench.crossover import crossovers
 from ppdbench.bench.sums import SampleSums, sums_of
 from ppdbench.runs.records import DecodedSample, DecodingMethod
-from ppdbench.stats import Crossing, crossing
+from ppdbench.stats import Crossing, Ratio, crossing
 from tests import records
 
 
@@ -108,3 +108,15 @@ def test_times_that_do_not_add_up_at_one_size_give_no_crossover() -> None:
 
 def test_one_size_alone_has_none() -> None:
     assert crossovers({"lookup": METHODS["lookup"]}, [one(0, 1, 100, 50)]) == {}
+
+
+def test_where_noise_could_have_made_every_speedup_there_is_no_crossover() -> None:
+    small = [one(e, b, 100, slow) for e in range(5) for b, slow in ((1, 80), (2, 80), (4, 120))]
+    told = crossovers(METHODS, small)["lookup"]
+    assert told.found is not None
+    wide, narrow = Ratio(1.0, 1 / 1.5, 1.5), Ratio(1.0, 1 / 1.1, 1.1)
+    noisy = crossovers(METHODS, small, noise=dict.fromkeys((1, 2, 4), wide))["lookup"]
+    assert (noisy.words, noisy.interval) == ("no difference at any size", "-")
+    assert noisy.figures(1)["crossover_batch"] is None
+    in_part = crossovers(METHODS, small, noise={1: narrow, 2: wide, 4: wide})["lookup"]
+    assert in_part == told
