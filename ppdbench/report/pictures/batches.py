@@ -77,15 +77,15 @@ def _throughput(name: str, methods: Sequence[Sized]) -> Drawing | None:
     most = max(x for x, _ in places)
     upward = around([0.0, *(y for _, y in places)], number, "{:.1f}".format)
     front = _front(places)
-    keys = [*(m.key for m in methods), Key(FRONT, "ink", None, dash=2)]
+    keys = [*(m.key for m in methods), *[Key(FRONT, "ink", None, dash=2)] * (len(front) > 1)]
     shapes, top = legend(keys)
     frame = Frame(Scale(0, 1.08 * most), upward.scale, top + 8, HEIGHT)
     ticks = round_ticks(0, 1.08 * most, 6)
     shapes += frame.axes(ticks, upward.ticks, "tokens/s of one sequence", y_text=upward.tick)
-    if len(front) > 1:
-        shapes.append(Line([frame.at(*place) for place in front], "ink", 1.2, 2))
     for method in methods:
         shapes += _path(method, frame, set(front))
+    if len(front) > 1:  # over the lines of methods, which it may follow
+        shapes.append(Line([frame.at(*place) for place in front], "ink", 1.2, 2))
     words = (
         "To the right each user is served faster, to the top all together are; the numbers are "
         "batch sizes. Filled points lie on the Pareto front: none is better in both."
@@ -133,7 +133,8 @@ def _speedup(name: str, methods: Sequence[Sized]) -> Drawing | None:
     ends = [s[f"speedup{end}"] for m in told for s in _claimed(m) for end in ("", "_low", "_high")]
     foretold = [s["predicted_speedup"] for m in told for s in _predicted(m)]
     upward = around([1.0, *ends, *foretold], "{:.1f}×".format, "{:.2f}×".format)
-    keys = [*(m.key for m in told), Key(CROSSOVER, "ink", 3, line=False)]
+    crossed = any(m.summaries[0].get("crossover_batch") is not None for m in told)
+    keys = [*(m.key for m in told), *[Key(CROSSOVER, "ink", 3, line=False)] * crossed]
     keys += [Key(PREDICTED, "ink", None, dash=2)] if foretold else []
     shapes, top = legend(keys)
     frame = Frame(Scale(0.94 * sizes[0], 1.06 * sizes[-1], log=True), upward.scale, top + 8, HEIGHT)

@@ -40,6 +40,9 @@ def test_what_another_beats_in_both_lies_behind_the_front() -> None:
     worse = {**summary(2, 50.0, None), "label": "slow (batch 2)"}
     throughput = pictures("run", [summary(1, 60.0, None), summary(4, 100.0, None), worse])[0]
     assert [mark.hollow for mark in marks(throughput)] == [False, False, True]
+    assert "Pareto front" in texts(throughput)
+    alone = pictures("run", [summary(4, 100.0, None), worse])[0]
+    assert "Pareto front" not in texts(alone)  # of one place no line is drawn
 
 
 def test_a_speedup_is_drawn_with_its_end_and_what_was_predicted() -> None:
@@ -51,10 +54,12 @@ def test_a_speedup_is_drawn_with_its_end_and_what_was_predicted() -> None:
     ]
     speedup = pictures("run", shown)[1]
     assert "lookup pays up to batch 2.0 to 4.0 (predicted: 2.5)." in speedup.description
-    assert "3.0" in texts(speedup)
+    assert {"3.0", "crossover"} <= set(texts(speedup))
     assert len(curves(speedup)) == 2  # measured, and a broken one
     without = pictures("run", [{**s, "predicted_speedup": None} for s in shown])[1]
     assert len(curves(without)) == 1
+    endless = pictures("run", [{**s, "crossover_batch": None} for s in shown])[1]
+    assert "crossover" not in texts(endless)
 
 
 def test_nothing_is_drawn_of_nothing() -> None:
