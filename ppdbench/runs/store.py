@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -360,7 +361,7 @@ class RunFolder:
     ) -> None:
         self._file.close()
         if kind is KeyboardInterrupt:
-            raise Interrupted(f"interrupted; {self._kept}; continue with --resume") from error
+            raise Interrupted(f"interrupted; {self._kept}; {_go_on(self.path)}") from error
 
     @property
     def _kept(self) -> str:
@@ -372,11 +373,16 @@ class RunFolder:
         return f"{self.path} was begun, no sample is finished"
 
 
+def _go_on(path: Path) -> str:
+    """Say how to resume: the same command may have chosen another folder for itself."""
+    return f"continue with --out {shlex.quote(str(path))} --resume"
+
+
 def _writing_failed(path: Path, error: OSError) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DataError(
             f"disk full while writing to {path}; finished examples are kept, make room and "
-            "continue with --resume"
+            + _go_on(path)
         )
     return DataError(f"cannot write to {path}: {error.strerror}")
 

@@ -15,6 +15,7 @@ class _Missing:
 
 
 MISSING = _Missing()
+MOST_NAMED = 12  # columns of a row that lacks one
 
 
 def value_at(row: Mapping[str, object], path: str) -> object:
@@ -102,7 +103,9 @@ def _flat(values: list[object]) -> list[object]:
 def missing_column(row: Mapping[str, object], columns: Columns, where: str) -> DataError:
     """The complaint about a column that is not there."""
     wanted = " or ".join(repr(path) for path in columns if path is not None)
-    return DataError(f"{where}: no column {wanted}; the row has: {', '.join(map(str, row))}")
+    there, more = [str(name) for name in row][:MOST_NAMED], len(row) - MOST_NAMED
+    named = ", ".join(there) + (f" and {more} more" if more > 0 else "")
+    return DataError(f"{where}: no column {wanted}; the row has: {named}")
 
 
 def _text(value: object, where: str) -> str:

@@ -17,15 +17,22 @@ from ppdbench.tasks.readers import read_rows
 from ppdbench.tasks.spec import Task
 from ppdbench.tasks.splits import data_files, has_split
 
+Placed = tuple[dict[str, object], Path | None]  # a row, and its file
 SHOT_POOL_ROWS = 1000  # enough to draw from; a whole training split can fill the memory
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a data set; `number` counts from 0 within its split."""
+    """One row of a data set; `number` counts from 0 within its split, `file` is where it stands."""
 
     number: int
     columns: dict[str, object]
+    file: Path | None = None
+
+    @property
+    def place(self) -> str:
+        """The place to look for it."""
+        return f"row {self.number}" + (f" of {self.file}" if self.file is not None else "")
 
 
 def load_rows(
@@ -41,10 +48,11 @@ def load_rows(
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit}, but at least 1 example is needed; leave it out for all")
     if data == "hub":
-        rows = _hub_rows(task, split or task.dataset.split, offline)
+        found = _hub_rows(task, split or task.dataset.split, offline)
+        rows: Iterator[Placed] = ((columns, None) for columns in found)
     else:
         rows = _local_rows(task, data_files(task, data, split).paths)
-    numbered = (Row(number, columns) for number, columns in enumerate(rows))
+    numbered = (Row(number, columns, file) for number, (columns, file) in enumerate(rows))
     if seed is None or limit is None:
         return list(islice(numbered, None if limit is None else min(limit, sys.maxsize)))
     return _sample(list(numbered), limit, seed)
@@ -61,12 +69,11 @@ def _has_split(task: Task, data: str, split: str) -> bool:
     return data == "hub" or has_split(task, data, split)
 
 
-def _local_rows(task: Task, paths: Iterable[Path]) -> Iterator[dict[str, object]]:
+def _local_rows(task: Task, paths: Iterable[Path]) -> Iterator[Placed]:
     for path in paths:
-        if path.suffix.lower() == ".csv":
-            yield from decode_cells(_FileRows(path), task)
-        else:
-            yield from read_rows(path)
+        is_csv = path.suffix.lower() == ".csv"
+        rows = decode_cells(_FileRows(path), task) if is_csv else read_rows(path)
+        yield from ((columns, path) for columns in rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def build_examples(
 
 def _example(task: Task, row: Row) -> Example:
     example_id = _id(task, row)
-    where = f"{task.name} example {example_id} (row {row.number})"
+    where = f"{task.name} example {example_id} ({row.place})"
     columns = row.columns
     values = {name: text_at(columns, paths, where) for name, paths in task.fields.items()}
     prompt = Prompt.render(task.prompt, values)
@@ -112,7 +112,7 @@ def _id(task: Task, row: Row) -> str:
     path, value = find_first(row.columns, task.id)
     if not path:
         return str(row.number)
-    where = f"{task.name} row {row.number}: column {path!r}"
+    where = f"{task.name} {row.place}: column {path!r}"
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise DataError(f"{where} must be an id (text or whole number), not {kind(value)}")
     refuse_halves(str(value), where)

@@ -18,6 +18,7 @@ import pytest
 
 from ppdbench.cli.main import run
 from ppdbench.errors import ConfigError, DataError, Interrupted
+from ppdbench.files.whole import write_whole
 from ppdbench.runs.records import TIMES, Sample
 from ppdbench.runs.samples import Stored, sample_path, sample_paths
 from ppdbench.runs.shards import ALONE, Shard
@@ -390,13 +391,14 @@ def test_time_and_machine_may_differ_between_the_parts_of_a_run(tmp_path: Path) 
 def test_an_interrupt_says_what_is_kept(finished: int, says: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with (
-        pytest.raises(Interrupted, match=r"; continue with --resume$") as told,
+        pytest.raises(Interrupted, match=r"; continue with --out \S+ --resume$") as told,
         RunFolder(folder, HEADER, resume=False) as store,
     ):
         for number in range(finished):
             store.append(sample(number))
         raise KeyboardInterrupt
     assert says.format(run=folder) in str(told.value)
+    assert str(told.value).endswith(f" --out {folder} --resume")
 
 
 def test_a_run_keeps_what_it_said_of_itself_when_it_began(tmp_path: Path) -> None:
@@ -585,7 +587,7 @@ FOLLOWER = Shard(index=1, count=2, launch="one")
 def test_ranks_wait_for_what_the_first_decided(tmp_path: Path) -> None:
     captured = {"mode": "on", "rows": [1], "seconds": 1.0}
     told = records.header("decode", compilation=captured)
-    later = threading.Timer(0.3, (tmp_path / "run.json").write_text, (json.dumps(told),))
+    later = threading.Timer(0.3, write_whole, (tmp_path / "run.json", json.dumps(told)))
     later.start()
     header = begun_header(tmp_path, FOLLOWER)
     later.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ppdbench.errors import DataError
 from ppdbench.tasks import build_examples, load_task
 from tests.tasks.made import rows_of
 from tests.tasks.test_examples import build, fails
@@ -95,3 +96,12 @@ def test_columns_of_csv_that_hold_lists_are_read_as_lists(tmp_path):
     ]
     found = references(tmp_path / "s.csv", rows, "spec_bench")
     assert found == [("Ann",), ("Ann",), ("Ann", "A."), (), ("[3]",)]
+
+
+def test_a_row_without_a_column_is_named_with_its_file_and_some_of_its_columns(tmp_path):
+    file = tmp_path / "x.csv"
+    write_csv(file, [{f"c{i}": "x" for i in range(15)}])
+    with pytest.raises(DataError) as caught:
+        build_examples(load_task("xsum"), rows_of(file, "xsum"))
+    assert f"(row 0 of {file}): no column 'document'" in str(caught.value)
+    assert str(caught.value).endswith("c10, c11 and 3 more")
