@@ -611,6 +611,8 @@ def _one_line_errors(spec: ModelSpec) -> Iterator[None]:
     except PpdbenchError:
         raise
     except Exception as error:  # these libraries' errors share no narrower root
+        if any(isinstance(one, KeyboardInterrupt) for one in _causes(error)):
+            raise KeyboardInterrupt from error  # one that came while they imported a part of theirs
         is_here = Path(spec.name).expanduser().exists() or spec.name in (*EMBEDDED, source.SMOLLM2)
         if isinstance(error, UnpicklingError):
             raise ConfigError(
@@ -625,15 +627,21 @@ def _one_line_errors(spec: ModelSpec) -> Iterator[None]:
         raise ConfigError(f"model {spec.name} does not load: {text[:300]}") from error
 
 
-def _why_not_from_hub(spec: ModelSpec, error: BaseException) -> str:
-    """Say why the hub gave no model, and what to do about it."""
-    from huggingface_hub import errors
-
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error and what led to it, the last first."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
+    return causes
+
+
+def _why_not_from_hub(spec: ModelSpec, error: BaseException) -> str:
+    """Say why the hub gave no model, and what to do about it."""
+    from huggingface_hub import errors
+
+    causes = _causes(error)
 
     def is_any(kind: type[BaseException]) -> bool:
         return any(isinstance(one, kind) for one in causes)

@@ -178,6 +178,20 @@ def test_a_spoilt_folder_is_one_line_that_names_it(
     refused(ModelSpec(name=str(folder)), f"model {folder} does not load: .")
 
 
+def test_an_interrupt_that_a_library_took_for_an_error_of_its_own_is_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def importing(*_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ModuleNotFoundError("Could not import a module") from error
+
+    monkeypatch.setattr(loading, "_from_pretrained", importing)
+    with pytest.raises(KeyboardInterrupt):
+        load(ModelSpec(name=str(folder)))
+
+
 def test_a_family_of_nobody_is_named(folder: Path) -> None:
     family_of_nobody(folder)
     with pytest.raises(UnsupportedModel, match=r"does not load: family 'wibble' is not known"):
