@@ -149,6 +149,8 @@ def print_forecast(training: Training) -> int:
     from ppdbench.report.export import emit
     from ppdbench.report.training_tables import forecast_sheet
 
+    if training.is_main:
+        notice(f"note: measuring what a step needs; the text's tokens are in {training.job.out}")
     forecast = training.forecast()
     if not training.is_main:
         return 0

@@ -18,8 +18,8 @@ Capture = pytest.CaptureFixture[str]
 
 def test_a_dry_run_trains_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*LAYERSKIP, "--epochs", "2", "--out", "dry", "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert "hours in all" in out
+    out, err = capsys.readouterr()
+    assert "hours in all" in out and "measuring what a step needs" in err
     size = sum(p.numel() for p in stock_model("llama-mha-tied", vocab_size=300).parameters())
     shown = {line[:34].strip(): line[34:].strip() for line in out.splitlines()}
     assert shown["parameters"] == shown["of these trained, or added"] == f"{size:,}"
