@@ -86,6 +86,19 @@ def test_intervals_draw_conversations_and_not_their_turns() -> None:
     assert [found[f"n_{what}"] for what in ("examples", "questions", "timed")] == [12, 6, 6]
 
 
+def test_a_method_whose_outputs_end_early_gains_nothing_by_their_shortness() -> None:
+    early = timed(
+        5,
+        verdict="sampled",
+        output_ids=[5, 6, 7],
+        baseline_ids=[5, 6, 7, 8, 9],
+        step_ms=[2.0] * 2,
+        accepted=[0, 0],
+    )
+    # Greedy gave four tokens in 12 ms, the method two in 4 ms: 3 ms a token beside 2 ms.
+    assert claim(early).value == pytest.approx(3 / 2)
+
+
 def test_a_search_goes_by_what_nobody_may_claim_but_never_by_a_mismatch() -> None:
     assert measured(timed(2)) == pytest.approx(2)
     assert measured(timed(2, verdict="mismatch")) is None

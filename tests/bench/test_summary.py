@@ -50,6 +50,21 @@ def test_an_inexact_method_agrees_up_to_its_first_difference() -> None:
     assert summed(same)["agreement"] is None
 
 
+def test_an_inexact_output_that_ends_early_lacks_the_tokens_that_greedy_still_gives() -> None:
+    short = made.decoded(
+        "swift",
+        verdict="inexact",
+        output_ids=[5, 6, 7],
+        baseline_ids=[5, 6, 7, 8, 9],
+        step_ms=[4.0] * 2,
+        accepted=[0, 0],
+    )
+    short["first_difference"] = 3
+    same = made.decoded("swift", "2", verdict="inexact")
+    assert summed(short, exact=False)["agreement"] == pytest.approx(3 / 5)
+    assert summed(short, same, exact=False)["agreement"] == pytest.approx((3 + 5) / 10)
+
+
 def test_random_weights_have_no_quality() -> None:
     scored = {"data__gsm8k__metrics": ["gsm8k_accuracy"]}
     wrong = made.decoded("swift", references=["#### 42"])

@@ -151,6 +151,18 @@ def test_a_tree_loses_deep_nodes_and_renumbers_the_others() -> None:
     assert (cut.tokens, cut.parents) == ((1, 4), (-1, -1))
 
 
+def test_families_that_are_left_keep_what_their_tokens_were_drawn_from() -> None:
+    """Depth first, a family that goes stands between two that stay."""
+    drawn = torch.rand(5, VOCAB, generator=torch.Generator().manual_seed(0))
+    tree = Draft.tree([1, 2, 3, 4, 5, 6], [-1, 0, 1, -1, 3, 4], probabilities=drawn)
+    by_parent = dict(zip(tree.families, drawn, strict=True))
+    for room, parents in ((2, [-1, 0, 3]), (1, [-1])):
+        cut = tree.within(room)
+        cut.check(VOCAB)
+        assert cut.probabilities is not None
+        assert torch.equal(cut.probabilities, torch.stack([by_parent[node] for node in parents]))
+
+
 def test_riders_beyond_the_room_go_and_shallow_ones_stay_riders() -> None:
     tree = Draft.tree([1, 2, 7, 8], [-1, 0, 1, -1], riders=2)
     cut = tree.within(2)

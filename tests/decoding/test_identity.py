@@ -18,12 +18,14 @@ from ppdbench.decoding.identity import (
     Judgement,
     as_run,
     as_verified,
+    as_watched,
     first_difference,
     judge,
     one_row_logits,
 )
 from ppdbench.decoding.limits import Limits
 from ppdbench.decoding.loop import autoregressive
+from ppdbench.engine.logit_watch import LogitWatch
 from ppdbench.engine.reading import Reading
 from ppdbench.engine.session import Session
 from ppdbench.engine.staged import StagedModel
@@ -212,6 +214,29 @@ def test_passes_that_choose_otherwise_when_made_again_are_a_mismatch() -> None:
     assert judgement.verdict == "mismatch"
     assert "chose otherwise" in judgement.judged["why"]
     assert twins.judge(None, twins.logits()).verdict == "mismatch"
+
+
+def test_a_run_made_again_vouches_for_a_token_only_behind_the_same_tokens() -> None:
+    """The same token behind another text was chosen by other passes."""
+    ours = reference(CASE, staged("llama"))
+    position, token = 3, ours.output_ids[3]
+    chosen = torch.zeros(96)
+    chosen[token] = 1
+
+    def again(decoded: Decoded) -> Tensor | None:
+        def run(watch: LogitWatch) -> Decoded:
+            watch.note(position, chosen, 4)
+            return decoded
+
+        return as_watched(run, ours, position)
+
+    for same in (ours, with_ids(ours, (position + 1, 7), (position + 2, 7))):
+        found = again(same)
+        assert found is not None
+        assert torch.equal(found, chosen)
+    for place in range(position + 1):
+        assert again(with_ids(ours, (place, (ours.output_ids[place] + 1) % 96))) is None
+    assert again(dataclasses.replace(ours, output_ids=ours.output_ids[:position])) is None
 
 
 def test_where_every_pass_had_one_shape_nothing_is_a_tie() -> None:

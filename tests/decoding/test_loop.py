@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from ppdbench.decoding.decoded import Decoded
-from ppdbench.decoding.decoder import Request
+from ppdbench.decoding.decoder import Proposer, Request
+from ppdbench.decoding.draft import Draft
 from ppdbench.decoding.limits import Limits
-from ppdbench.decoding.loop import autoregressive, check_finite
+from ppdbench.decoding.loop import autoregressive, check_finite, speculative
 from ppdbench.decoding.sampling import Chooser, Target, generator_for
 from ppdbench.engine.masks import FixedShape, StepMaker
 from ppdbench.engine.reading import Reading
@@ -170,6 +171,72 @@ def test_the_work_lies_between_two_readings_of_the_clock() -> None:
     session = WatchedSession(staged("llama"), 64)
     autoregressive(session, Request(PROMPT, Limits(3), WatchedClock(range(6))))
     assert events == ["synchronize", *["now", "forward", "now"] * 3]
+
+
+class WorkClock(ScriptedClock):
+    """Stands still but for the work that says how long it takes."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class TimedSession(Session):
+    """A prompt takes 16 s and a pass 8 s."""
+
+    clock: WorkClock
+
+    def run_prompt(self, **options: Any) -> torch.Tensor:
+        self.clock.time += 16
+        return super().run_prompt(**options)
+
+    def run_and_read(self, *arguments: Any, **options: Any) -> tuple[torch.Tensor, Reading]:
+        self.clock.time += 8
+        return super().run_and_read(*arguments, **options)
+
+
+class TimedProposer(Proposer):
+    """Starting, drafting nothing and learning take as many seconds as it is told."""
+
+    def __init__(
+        self, clock: WorkClock, *, start: float = 0, propose: float = 0, learn: float = 0
+    ) -> None:
+        self.clock, self.seconds = clock, {"start": start, "propose": propose, "learn": learn}
+
+    def start(self, session: Session, prefill: Any) -> None:
+        self.clock.time += self.seconds["start"]
+
+    def propose(self, session: Session, room: int) -> Draft:
+        self.clock.time += self.seconds["propose"]
+        return Draft.empty()
+
+    def learn(self, session: Session, verified: Any) -> None:
+        self.clock.time += self.seconds["learn"]
+
+
+def timed_speculation(**seconds: float) -> Decoded:
+    """Four tokens: the last of three steps has no room for a draft."""
+    session = TimedSession(staged("llama"), 64)
+    session.clock = clock = WorkClock()
+    out = speculative(session, TimedProposer(clock, **seconds), Request(PROMPT, Limits(4), clock))
+    assert out.prefill_ms + sum(out.step_ms) == 1e3 * clock.time, "some work is not timed"
+    return out
+
+
+def test_what_a_method_starts_with_belongs_to_its_prefill_and_to_no_step() -> None:
+    out = timed_speculation(start=1)
+    assert out.prefill_ms == 17_000
+    assert out.step_ms == (8_000, 8_000, 8_000)
+
+
+def test_learning_belongs_to_the_step_and_drafting_is_told_apart_from_it() -> None:
+    out = timed_speculation(propose=2, learn=4)
+    assert out.prefill_ms == 16_000
+    assert out.step_ms == (14_000, 14_000, 12_000)
+    assert tuple(step.draft_ms for step in out.steps) == (2_000, 2_000, 0)
 
 
 # Numbers gone wrong

@@ -151,6 +151,24 @@ def test_sessions_share_what_they_know_and_methods_do(passes: list[int]) -> None
     assert len(passes) == rows
 
 
+@torch.inference_mode()
+def test_prompts_that_differ_in_their_first_token_alone_have_rows_of_their_own() -> None:
+    model, known = flat(), KnownTexts()
+    found: list[Tensor] = []
+    for prompt in ([3, 1, 4, 1, 5], [2, 1, 4, 1, 5]):
+        both = []
+        for session in (Session(model, 32), SharedPrompt(model, 32, known=known)):
+            session.reset(prompt)
+            session.prefill()
+            session.tokens.append(4)
+            hidden, reading = session.run_and_read([4])
+            both += [hidden.clone(), reading.logits.clone()]
+        assert torch.equal(both[0], both[2])
+        assert torch.equal(both[1], both[3])
+        found.append(both[0])
+    assert not torch.equal(*found)
+
+
 def test_rows_of_another_model_are_not_handed_out(passes: list[int]) -> None:
     known = KnownTexts()
     greedy = Greedy().prepare(None)  # type: ignore[arg-type]

@@ -88,6 +88,17 @@ def test_a_bug_that_both_sides_share_is_found(monkeypatch: pytest.MonkeyPatch) -
         hold_to_stock(truth("llama"), PROMPT, [watched(model)])
 
 
+@pytest.mark.parametrize("position", [0, 3, 9, 13])
+def test_logits_that_are_off_at_one_position_alone_are_found_there(position: int) -> None:
+    seen = watched(staged("llama"))
+    hold_to_stock(truth("llama"), PROMPT, [seen])
+    moved = torch.zeros(96)
+    moved[seen.decoded.output_ids[position]] = 0.1
+    seen.watch.logits[position] = seen.watch.logits[position] + moved
+    with pytest.raises(ExactnessError, match=f"passes of odd .* at output position {position} "):
+        hold_to_stock(truth("llama"), PROMPT, [seen])
+
+
 def test_a_token_that_is_not_the_likeliest_is_found_where_no_logits_were_seen() -> None:
     seen = watched(staged("llama"))
     hold_to_stock(truth("llama"), PROMPT, [dataclasses.replace(seen, watch=LogitWatch(()))])

@@ -35,8 +35,12 @@ def write(cache: KVCache, step: Step, *layers: int) -> dict[int, tuple[Tensor, T
     cache.begin(step, layers[0], layers[-1] + 1)
     first = step.start if step.rows is None else int(step.rows[0])
     numbers = torch.arange(first, first + step.n_query).float()[None, None, :, None]
-    numbers = numbers.expand(1, 2, -1, 4).to(cache.shape.dtype)
-    return {i: cache.update(numbers + 100 * i + 0.5, numbers + 100 * i, i) for i in layers}
+    found = {}
+    for i in layers:
+        heads, width = cache.shape.size_of(i)
+        rows = (numbers + 100 * i).expand(1, heads, -1, width).to(cache.shape.dtype)
+        found[i] = cache.update(rows + 0.5, rows, i)
+    return found
 
 
 def row_numbers(cache: KVCache, layer: int) -> list[float]:
@@ -193,6 +197,18 @@ def test_keep_moves_the_rows_it_names_in_every_layer(
     write(cache, STEPS.chain(0, 8))
     cache.keep(base, rows)
     assert [row_numbers(cache, i) for i in range(3)] == [left] * 3
+
+
+def test_keep_moves_rows_of_layers_that_differ_in_size() -> None:
+    """Such layers are stored apart from one another."""
+    shape = replace(SHAPE, sizes=((2, 4), (1, 6), (4, 2)))
+    for layers in (range(3), range(1, 3), range(1, 2)):
+        cache = KVCache(shape, 8)
+        write(cache, STEPS.chain(0, 8))
+        cache.keep(2, [1, 3, 4], layers)
+        for layer in range(3):
+            left = [0, 1, 3, 5, 6] if layer in layers else [0, 1, 2, 3, 4, 5, 6, 7]
+            assert row_numbers(cache, layer) == left
 
 
 # What it stores

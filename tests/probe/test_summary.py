@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ppdbench.probe.summary import matches_by_example, saturation
+from ppdbench.probe.summary import match_rates, matches_by_example, saturation
 from ppdbench.report.probe_tables import saturation_sheet
 from tests.filled import StoredRanks
 
@@ -44,6 +44,22 @@ def test_outputs_of_unequal_length_and_several_tasks() -> None:
         ("a", 3, {1: 2, 2: 1}),
         ("b", 1, {1: 1}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("size", "counted"),
+    [
+        (1, {"1": (1, 2), "2": (1, 2), "3": (2, 2), "total": (4, 6)}),
+        # The last bucket holds one position.
+        (2, {"1-2": (2, 4), "3-4": (2, 2), "total": (4, 6)}),
+        (3, {"1-3": (4, 6), "total": (4, 6)}),
+    ],
+)
+def test_each_bucket_counts_its_own_positions_the_last_one_too(
+    size: int, counted: dict[str, tuple[int, int]]
+) -> None:
+    rates = match_rates(StoredRanks([sample([0, 5, 0]), sample([7, 0, 0])]), [1], {"a": size})
+    assert {r.bucket: (round(r.match_rate * r.n), r.n) for r in rates} == counted
 
 
 @pytest.mark.parametrize("rows", [[[0, 4, 9], [1, 0, 2]], [[0, 4], [1, 0, 2], [7]]])
