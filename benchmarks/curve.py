@@ -38,7 +38,6 @@ from ppdbench.runs.records import Environment
 STORED = ".json"
 KINDS = {"amx": "amx_bf16", "avx512": "avx512f", "avx2": "avx2"}  # of processors, the widest first
 OVERVIEW = "Passes beside one of one row"
-BESIDE_ONE = (2, 4, 9, 16, 32)  # rows of the overview
 OVERVIEW_WORDS = (
     "x N: a pass of N rows takes so many times as long as one of one row; reading: reading the "
     "weights once"
@@ -141,7 +140,7 @@ def _line(found: PassCurve) -> dict[str, Cell]:
         "reading / one row": found.reading_ms / one.ours.median,
         **{
             f"x {rows}": points[rows].ours.median / one.ours.median if rows in points else None
-            for rows in BESIDE_ONE
+            for rows in ROWS[1:]
         },
         "transformers ms": one.stock.median,
         "transformers x 9": points[9].stock.median / one.stock.median if 9 in points else None,
