@@ -27,6 +27,7 @@ SHORTEST = 16  # texts are cut down to this before columns are left out
 NAME = 26  # but names in the first column, which are there to be typed again, only to this
 UNLIMITED = 1_000_000
 INDENT = 5  # of sentences below their rows
+PLAIN_SIGNS = str.maketrans({"─": "-", "…": "~"})  # of one letter each
 REMEDY = "--format csv or a wider terminal"
 
 
@@ -42,8 +43,15 @@ def print_sheets(sheets: Sequence[Sheet], console: Console | None = None) -> Non
     width = out.width if console else printed_width()
     for sheet in (sheet.cleaned("terminal") for sheet in sheets):
         for line in table_lines(sheet, width):
-            out.print(line, soft_wrap=True)
+            out.print(_written(line, out.encoding), soft_wrap=True)
         out.print()
+
+
+def _written(line: Text, encoding: str) -> Text:
+    """The line with signs that its encoding has: escapes for each would break the columns."""
+    if encoding.startswith("utf"):
+        return line
+    return Text(line.plain.translate(PLAIN_SIGNS), style=line.style)
 
 
 def printed_width() -> int:

@@ -125,3 +125,14 @@ def test_no_table_of_a_stored_run_breaks_a_cell_in_80_columns(run: object) -> No
         rows = rows_of(lines) if any("──" in line for line in lines) else None
         if sheet.prose is None and rows is not None:
             assert len(rows) == len(sheet.rows), sheet.title
+
+
+@pytest.mark.parametrize(("encoding", "rule"), [("utf-8", "─"), ("ascii", "-"), ("latin-1", "-")])
+def test_rules_are_of_signs_that_the_output_can_hold(encoding: str, rule: str) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    sheet = Sheet("t", ("head", "more"), (("cell" * 20, 1), ("cell", 2)))
+    print_sheets([sheet], Console(file=file, width=30))
+    file.flush()
+    lines = file.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined]
+    assert lines[3].strip() == rule * 28
+    assert all(len(line) <= 30 for line in lines)
