@@ -172,7 +172,7 @@ tables: $(READY)
 	exit $$code
 
 # What the README and the pages under docs/ show: runs, pictures, and tables made of the runs.
-# On a quiet machine with two cores this takes some minutes.
+# On a quiet machine with two cores: the curves alone take a quarter of an hour.
 MEASURED ?= results/readme
 ON_XSUM := --offline --threads 1 --task xsum --data builtin --max-new-tokens 64
 UNITS := --method ppd:form=split,k=1 --method ppd:form=split,k=3

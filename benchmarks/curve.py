@@ -117,10 +117,10 @@ def overview(found: Sequence[MeasuredCurves]) -> Sheet:
     return Sheet.of(OVERVIEW, lines, notes=notes, digits=digits)
 
 
-def _machines(named: Sequence[str]) -> Iterator[str]:
+def _machines(names: Sequence[str]) -> Iterator[str]:
     """Name each machine once, with the least and the most of its loads."""
     loads: dict[str, list[float]] = {}
-    for name in named:
+    for name in names:
         loads.setdefault(LOAD.sub("{}", name), []).extend(map(float, LOAD.findall(name)))
     for name, found in loads.items():
         ends = dict.fromkeys((min(found), max(found))) if found else ()
