@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.showcase import archive, page
-from benchmarks.showcase.pace import JobPace, in_words
+from benchmarks.showcase.pace import JobPace, expected_s, in_words
 from benchmarks.showcase.plan import PAPERS, RUNS, ShowcaseAsked, ShowcaseJob, jobs, lacking
 from ppdbench.engine.gguf import source
 from ppdbench.engine.loading import ModelSpec, load_depth
@@ -103,7 +103,7 @@ def carry_out(asked: ShowcaseAsked, *, estimate_only: bool = False) -> list[Fail
 
 def _run(job: ShowcaseJob, asked: ShowcaseAsked, pace: JobPace, depth: int) -> str | None:
     """Run a job and return why it failed, if it did; that keeps no other from running."""
-    begun = time.monotonic()
+    begun, expected = time.monotonic(), expected_s(job, asked)
     scale = asked.scale(job.dtype)
     try:
         run_missing(job.recipe, asked.place(job.dtype), scale, depth=lambda: depth, report=_said)
@@ -111,7 +111,7 @@ def _run(job: ShowcaseJob, asked: ShowcaseAsked, pace: JobPace, depth: int) -> s
         raise
     except PpdbenchError as error:
         return str(error)
-    pace.learn(job, time.monotonic() - begun)
+    pace.learn(expected, time.monotonic() - begun)
     return None
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from benchmarks.showcase.plan import ShowcaseAsked, ShowcaseJob
 from ppdbench.files.resources import builtin_data
 from ppdbench.tables.recipe import RecipeStep
+from ppdbench.tables.steps import methods_left
 from ppdbench.tasks import load_task
 
 TOKEN_S = {"float32": 0.027, "bfloat16": 0.016}  # greedy decoding, prompts included
@@ -39,10 +40,10 @@ class JobPace:
         """About how long these jobs take."""
         return self.factor * sum(expected_s(job, self.asked) for job in jobs)
 
-    def learn(self, job: ShowcaseJob, seconds: float) -> None:
-        """Take in what a job took."""
-        self.expected_s += expected_s(job, self.asked)
-        self.taken_s += seconds
+    def learn(self, expected_s: float, taken_s: float) -> None:
+        """Take in how long a job took for which so long was expected before it."""
+        self.expected_s += expected_s
+        self.taken_s += taken_s
         self.factor = self.taken_s / self.expected_s
 
 
@@ -55,13 +56,14 @@ def _working_s(step: RecipeStep, dtype: str, asked: ShowcaseAsked) -> float:
     """Seconds at work on examples, as if every output had full length, or in training."""
     if not step.works_on_examples:
         return TRAINED_S
-    words = shlex.split(step.command)
-    tasks, methods = _values(words, "--task"), _values(words, "--method")
+    words, place = shlex.split(step.command), asked.place(dtype)
+    tasks, methods = _values(words, "--task"), methods_left(step, place)
     tokens = sum(examples(task, asked) * length(task, words, asked) for task in tasks)
     token_s, peer_s = (of.get(dtype, of["float32"]) for of in (TOKEN_S, PEER_S))
     if words[0] == "probe":
         return PROBED * token_s * tokens * max(1, len(_values(words, "--target")))
-    peers = PEERS if "--against" in words else 0
+    begins = len(methods) == len(_values(words, "--method"))
+    peers = PEERS if "--against" in words and begins else 0
     return tokens * (token_s * (GREEDY + len(methods)) + peer_s * peers)
 
 

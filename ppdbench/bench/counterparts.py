@@ -41,7 +41,7 @@ class Beside:
 
 
 def beside(header: Header, sums: Sequence[SampleSums]) -> list[Beside]:
-    """Pair each method with its counterpart in this run, by the labels of both."""
+    """Pair each method with its counterpart in this run, where they took turns, by both labels."""
     done: dict[str, dict[tuple[str, str], SampleSums]] = {}
     for one in sums:
         if not one.failed:
@@ -51,10 +51,11 @@ def beside(header: Header, sums: Sequence[SampleSums]) -> list[Beside]:
     pairs = [pair for pair in _pairs(decoding(header)) if done.keys() >= {*pair}]
     sizes = {methods[ours].batch for ours, _ in pairs}
     noise = {size: _noise(methods, sums, size) for size in sizes}
-    return [
+    found = (
         _compared(ours, theirs, done[ours], done[theirs], noise[methods[ours].batch])
         for ours, theirs in pairs
-    ]
+    )
+    return [each for each in found if each.n_examples]
 
 
 def _noise(
@@ -87,9 +88,17 @@ def _compared(
     both = [
         TimedPair((ours, other[key]), (_as_greedy(other[key]), _as_greedy(ours)))
         for key, ours in mine.items()
-        if key in other
+        if key in other and _took_turns(ours, other[key])
     ]
     return Beside(our_label, their_label, len(both), claim(both), noise)
+
+
+def _took_turns(one: SampleSums, other: SampleSums) -> bool:
+    """True if two outputs were timed beside the very same ones of greedy decoding.
+
+    Of those that a run was resumed for one may be of another day.
+    """
+    return one.baseline_step_ms == other.baseline_step_ms and one.again_ms == other.again_ms
 
 
 def _as_greedy(one: SampleSums) -> float:

@@ -127,6 +127,7 @@ def _summary(
         "options": method.options,
         "used": (header.used or {}).get(label, {}),
         "chosen": (header.chosen or {}).get(label, {}),
+        "added": (header.added or {}).get(label),
         "probed": {n: found for n, found in header.facts.get(label, {}).items() if n in PROBES},
         "exact": method.exact,
         "task": task,

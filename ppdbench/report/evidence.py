@@ -194,10 +194,24 @@ def noise_note(summaries: Sequence[Summary]) -> list[str]:
     return [f"Greedy against itself: {told}, the noise of this machine."]
 
 
+def added_note(summaries: Sequence[Summary]) -> str | None:
+    """Name the methods that a stored run was resumed with, and the days on which it was."""
+    days: dict[str, list[str]] = {}
+    for summary in summaries:
+        if summary["added"]:
+            days.setdefault(summary["added"][:10], []).append(summary["label"])
+    if not days:
+        return None
+    each = "; ".join(f"{', '.join(labels)} ({day})" for day, labels in days.items())
+    return f"Added to the run later, beside greedy decoding of that time: {each}."
+
+
 def notes_on(summaries: Sequence[Summary]) -> list[str]:
     """Explain how speedups came about, and what they can be told from."""
     notes = [PAIRED]
     notes += noise_note(summaries)
+    if (added := added_note(summaries)) is not None:
+        notes.append(added)
     notes += [why for s in summaries if (why := why_no_gain(s)) is not None]
     if (load := next((s["under_load"] for s in summaries if s["under_load"]), None)) is not None:
         notes.append(f"Under load: {load}. Measure again on a quiet machine.")

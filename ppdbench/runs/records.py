@@ -897,6 +897,11 @@ class Header(Record, frozen=True, kw_only=True):
         return None
 
     @property
+    def added(self) -> Mapping[str, str] | None:
+        """Methods that came into a stored run later, and when."""
+        return None
+
+    @property
     def compilation(self) -> Compilation | None:
         """Captured passes; compiled ones in runs of earlier versions."""
         return None
@@ -940,6 +945,9 @@ class DecodeHeader(DecodingHeader, frozen=True, kw_only=True):
 
     left_out: dict[str, str] | None = None
     """Methods of `--method all` that this model cannot run, and why."""
+    added: dict[str, str] | None = None
+    """Methods that `--resume` brought into a stored run, and when (UTC); null where there are
+    none."""
     compilation: Compilation | None = None
     """Captured passes; compiled ones in runs of earlier versions."""
     bandwidth_bytes_per_s: Figure | None = None

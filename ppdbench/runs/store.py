@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from ppdbench.runs.prompting import other_prompts
 from ppdbench.runs.records import (
     KINDS,
     SCHEMA_VERSION,
+    DecodeHeader,
     DecodingHeader,
     Header,
     Sample,
@@ -257,7 +258,7 @@ class RunFolder:
     def _go_on(self, stored: Header, asked: Header) -> None:
         """Refuse another configuration; say what could not run before and can now."""
         # Of several shards one may lack what another has.
-        known = _with_late(stored, asked) if self.shard.alone else stored
+        known = _with_added(_with_late(stored, asked), asked) if self.shard.alone else stored
         if self.shard.alone and self._first is not None:
             known = _with_more(known, asked, self._first)
         _check_same(known, asked)
@@ -398,11 +399,39 @@ def _with_late(stored: Header, asked: Header) -> Header:
     if not (isinstance(stored, DecodingHeader) and isinstance(asked, DecodingHeader)):
         return stored
     late = stored.not_run.keys() - asked.not_run.keys()
-    if not late:
+    return _taking_in(late, stored, asked) if late else stored
+
+
+def _with_added(stored: Header, asked: Header) -> Header:
+    """The stored header with further methods, where all that it has are asked for again.
+
+    Each is decoded beside greedy decoding of its own turn, as every method of a run is.
+    """
+    if not (isinstance(stored, DecodeHeader) and isinstance(asked, DecodeHeader)):
         return stored
+    added = asked.methods.keys() - stored.methods.keys()
+    if not added or stored.methods.keys() - asked.methods.keys():
+        return stored
+    known = _taking_in(added, stored, asked)
+    return replace(
+        known,
+        config=replace(stored.config, methods=asked.config.methods),
+        methods={label: known.methods[label] for label in asked.methods},
+        left_out=asked.left_out,
+        added={**(stored.added or {}), **dict.fromkeys(sorted(added), asked.started)},
+        compilation=asked.compilation,
+    )
+
+
+Run = TypeVar("Run", bound=DecodingHeader)
+
+
+def _taking_in(labels: Set[str], stored: Run, asked: DecodingHeader) -> Run:
+    """The stored header with what another says of some methods."""
 
     def joined(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
-        return {**before, **{label: now[label] for label in late & now.keys()}}
+        kept = {n: of for n, of in before.items() if n not in labels or n in now}
+        return {**kept, **{label: of for label, of in now.items() if label in labels}}
 
     known = replace(
         stored,
@@ -410,7 +439,7 @@ def _with_late(stored: Header, asked: Header) -> Header:
         facts=joined(stored.facts, asked.facts),
         used=joined(stored.used or {}, asked.used or {}),
         chosen=joined(stored.chosen or {}, asked.chosen or {}),
-        not_run={label: why for label, why in stored.not_run.items() if label not in late},
+        not_run=joined(stored.not_run, asked.not_run),
     )
     if stored.memory is None or asked.memory is None:
         return known

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
+from typing import NamedTuple
 
 from ppdbench.errors import ConfigError
 
@@ -15,6 +16,7 @@ FRACTION = re.compile(r"\{(\d+)/(\d+)\}")
 NAMED = re.compile(r"\{([a-z][a-z0-9-]*)\}")
 # What a user names, for a recipe to use: {text} to train on, {heads} trained for layers.
 GIVEN = ("text", "heads")
+METHOD = "--method"
 WORKING = ("probe", "decode", "bench")  # on tasks and examples
 
 
@@ -61,8 +63,29 @@ class RecipeStep:
                 words.append(NAMED.sub(lambda found: str(meant[found[1]]), word))
         return words
 
+    def adds_to(self, command: str) -> bool:
+        """True if it names methods besides those of another bench, and is that one but for them."""
+        mine, theirs = methods_apart(self.command), methods_apart(command)
+        is_bench = self.command.split()[0] == "bench"
+        return is_bench and mine.rest == theirs.rest and {*mine.methods} > {*theirs.methods}
+
 
 TableRecipe = tuple[RecipeStep, ...]
+
+
+class MethodsApart(NamedTuple):
+    """The words of a command: the methods that it names, and all others."""
+
+    methods: list[str]
+    rest: list[str]
+
+
+def methods_apart(command: str) -> MethodsApart:
+    """Take the methods out of a command."""
+    words = shlex.split(command)
+    named = [i for i, before in enumerate(words[:-1], 1) if before == METHOD]
+    rest = [word for i, word in enumerate(words) if i not in named and word != METHOD]
+    return MethodsApart([words[i] for i in named], rest)
 
 
 def with_layers(command: str, n_layers: int) -> str:

@@ -2,7 +2,8 @@
 
 A process of its own, so that memory and threads of one step are no other's, and its run says by
 which command it was made. A step that ended well leaves a mark with its command and options. One
-without a mark is begun, or gone on with where it stopped.
+without a mark is begun, or gone on with where it stopped; a bench goes on with methods that came
+to its step later.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from ppdbench.errors import ConfigError, Interrupted, PpdbenchError
 from ppdbench.files.json_file import read_versioned, write_versioned
 from ppdbench.runs.store import HEADER, StoredRun, read_whole
-from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe
+from ppdbench.tables.recipe import GIVEN, RecipeStep, TableRecipe, methods_apart
 
 MARK, FORMAT, VERSION = "step.json", "ppdbench-step", 1
 BEGUN = (HEADER, "training.json")  # what runs and trainings write first
@@ -104,7 +105,8 @@ def finished(step: RecipeStep, folder: Path, scale: RunScale) -> bool:
     if not mark.is_file():
         return False
     found, asked = _read_mark(mark), scale.options(step)
-    if found.command != step.command:
+    has_more = step.adds_to(found.command)
+    if found.command != step.command and not has_more:
         raise ConfigError(
             f"{folder / step.name} was made by another recipe (ppdbench {found.command}); remove "
             "it or choose another --out"
@@ -114,7 +116,14 @@ def finished(step: RecipeStep, folder: Path, scale: RunScale) -> bool:
             f"{folder / step.name} was run with {_typed(found.options)}, now it is "
             f"{_typed(asked)}; repeat its options or choose another --out"
         )
-    return True
+    return not has_more
+
+
+def methods_left(step: RecipeStep, folder: Path) -> list[str]:
+    """List the methods of a step that its run, where it is done, was made without."""
+    mark, methods = folder / step.name / MARK, methods_apart(step.command).methods
+    done = methods_apart(_read_mark(mark).command).methods if mark.is_file() else ()
+    return [method for method in methods if method not in done]
 
 
 def _read_mark(path: Path) -> Mark:

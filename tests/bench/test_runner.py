@@ -1,7 +1,8 @@
-"""Runs of several methods: what cannot run is left out, and forgotten once it can."""
+"""Runs of several methods: what cannot run is left out, forgotten once it can, or comes later."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,84 @@ def test_a_run_that_goes_on_keeps_what_methods_chose(monkeypatch: pytest.MonkeyP
     assert lengths == {min(kept["draft_length"], 4)}, "one token is greedy's, one the model's own"
     assert run([*words, "--limit", "2", "--out", "other"]) == 0
     assert read_run("other").header.chosen["layerskip"]["exit_layer"] == 9
+
+
+LOOKUP = ("--method", "greedy", "--method", "prompt-lookup")
+MORE = (*LOOKUP, "--method", "lookahead")
+
+
+def test_a_run_takes_in_further_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", *SMALL, "--out", "run", "--format", "json"]
+    assert run([*words, *LOOKUP]) == 0
+    begun, lines = read_run("run").header, Path("run/samples.jsonl").read_text("utf-8")
+    assert begun.added is None
+    assert run([*words, *MORE, "--resume"]) == 0
+    after = read_run("run")
+    assert Path("run/samples.jsonl").read_text("utf-8").startswith(lines), "what was there stays"
+    assert [*after.header.methods] == ["greedy", "prompt-lookup", "lookahead"]
+    assert [each.name for each in after.header.config.methods] == [*after.header.methods]
+    assert after.header.memory.methods.keys() == after.header.methods.keys()
+    assert after.header.added.keys() == {"lookahead"}
+    assert after.header.added["lookahead"] >= begun.started
+    by_method = {label: [s for s in after.samples if s.method == label] for label in MORE[1::2]}
+    assert all(len(samples) == 4 for samples in by_method.values())
+    assert all(s.verdict == "identical" for s in by_method["lookahead"])
+    # Each has the times of greedy decoding that took turns with it.
+    times = {label: {tuple(s.baseline_step_ms) for s in of} for label, of in by_method.items()}
+    assert times["greedy"] == times["prompt-lookup"]
+    assert not times["greedy"] & times["lookahead"]
+    shown = json.loads(capsys.readouterr().out.partition("\n]\n")[2])
+    added = {summary["label"]: summary["added"] for summary in shown}
+    assert added == {"greedy": None, "prompt-lookup": None, **after.header.added}
+    # The same once more finds nothing to do, and keeps when it came.
+    assert run([*words, *MORE, "--resume"]) == 0
+    assert read_run("run").header == after.header
+    capsys.readouterr()
+    assert run(["report", "run", "--format", "table"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    day = after.header.added["lookahead"][:10]
+    assert f"Added to the run later, beside greedy decoding of that time: lookahead ({day})" in told
+
+
+def test_a_method_that_cannot_run_comes_in_as_one(odd: list[str]) -> None:
+    words = ["bench", *SMALL, "--out", "run", "--method", "greedy"]
+    assert run(words) == 0
+    assert run([*words, "--method", "odd:how=unready", "--resume"]) == 3
+    header = read_run("run").header
+    assert header.not_run == {"odd": "unit 1 is out of memory"}
+    assert header.added.keys() == {"odd"}
+
+
+@pytest.mark.parametrize(
+    ("methods", "told"),
+    [
+        (("--method", "greedy", "--method", "lookahead"), "method prompt-lookup (only there)"),
+        (("--method", "greedy", "--method", "prompt-lookup:max_draft=3"), "methods.prompt-lookup"),
+        ((*MORE, "--seed", "3"), "config.seed (0 there, 3 here)"),
+        ((*MORE, "--shard", "1/2"), "method lookahead (only here)"),
+    ],
+)
+def test_what_a_run_does_not_take_in(
+    methods: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", *SMALL, "--out", "run"]
+    shard = methods[-2:] if "--shard" in methods else ()
+    assert run([*words, *LOOKUP, *shard]) == 0
+    before = read_run("run")
+    capsys.readouterr()
+    assert run([*words, *methods, "--resume"]) == 2
+    assert told in capsys.readouterr().err
+    after = read_run("run")
+    assert (after.header, [*after.samples]) == (before.header, [*before.samples])
+
+
+def test_what_did_not_take_turns_is_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", *SMALL, "--limit", "5", "--format", "markdown", "--method", "greedy"]
+    peers = ["--against", "transformers"]
+    assert run([*words, "--out", "run"]) == 0
+    assert run([*words, *peers, "--out", "run", "--resume"]) == 0
+    told = capsys.readouterr().out
+    assert "| transformers:greedy |" in told
+    assert "Beside transformers" not in told
+    assert run([*words, *peers, "--out", "other"]) == 0
+    assert "| greedy | transformers:greedy | 5 |" in capsys.readouterr().out

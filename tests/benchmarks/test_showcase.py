@@ -16,6 +16,7 @@ from benchmarks.showcase.pace import JobPace, in_words
 from benchmarks.showcase.plan import ShowcaseAsked, ShowcaseJob, jobs, lacking, lacks, methods_of
 from ppdbench.cli.main import run
 from ppdbench.files import resources
+from ppdbench.runs.store import read_run
 from ppdbench.tables import TABLES, steps
 
 DTYPES = ("bfloat16", "float32")
@@ -85,7 +86,8 @@ def test_an_estimate_is_corrected_by_what_jobs_took() -> None:
     planned = jobs(here)
     pace = JobPace(here)
     before = pace.estimate_s(planned[1:])
-    pace.learn(planned[0], 3 * pace.estimate_s(planned[:1]))
+    first = pace.estimate_s(planned[:1])
+    pace.learn(first, 3 * first)
     assert pace.estimate_s(planned[1:]) == pytest.approx(3 * before)
 
 
@@ -149,6 +151,31 @@ def test_what_is_done_is_not_done_again(
     assert showcase.main(words) == 0
     assert "4 of 4 jobs are done" in capsys.readouterr().out
     assert {p: p.stat().st_mtime_ns for p in folder.glob("runs/*/*/samples*.jsonl")} == before
+
+
+def test_a_method_that_came_later_is_run_beside_greedy_and_stands_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(steps, "_run", lambda typed: run(list(typed)))
+    words = [str(tmp_path), "--model", SMALL, "--dtypes", "float32", "--limit", "1", "--tables", ""]
+    words += ["--tokens", "4", "--tasks", "squad", "--threads", "1"]
+    here = asked(tmp_path, SMALL, limit=1, tokens=4, tasks=("squad",))
+    job = ShowcaseJob("", "float32", (plan.bench(here),))
+    with monkeypatch.context() as before:
+        before.setattr(plan, "methods_of", lambda _: ["greedy", "prompt-lookup"])
+        assert showcase.main(words) == 0
+        whole = JobPace(asked(limit=1, tokens=4, tasks=("squad",))).estimate_s([job])
+    monkeypatch.setattr(plan, "methods_of", lambda _: ["greedy", "prompt-lookup", "jacobi"])
+    job = ShowcaseJob("", "float32", (plan.bench(here),))
+    assert JobPace(here).estimate_s([job]) < whole
+    capsys.readouterr()
+    assert showcase.main(words) == 0
+    assert "1 of 2 jobs are done" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "showcase.json").read_text("utf-8"))
+    named = [row["method"] for row in rows]
+    assert {"greedy", "prompt-lookup", "jacobi", "transformers:greedy"} <= set(named)
+    assert "Added to the run later" in (tmp_path / "showcase.md").read_text("utf-8")
+    assert read_run(tmp_path / "runs/float32/bench").header.added.keys() == {"jacobi"}
 
 
 def test_another_size_in_the_same_folder_is_refused(

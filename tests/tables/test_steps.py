@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ppdbench.errors import ConfigError, Interrupted
 from ppdbench.tables import steps
 from ppdbench.tables.recipe import RecipeStep
-from ppdbench.tables.steps import RunScale, StepFailed, run_missing
+from ppdbench.tables.steps import RunScale, StepFailed, methods_left, run_missing
 from tests.tables.made import probed, write_run
 
 FIRST = RecipeStep("first", "probe --task squad --layers {1/2} --limit 100")
@@ -120,6 +121,38 @@ def test_a_folder_of_other_options_or_another_recipe_is_not_mixed_in(
         make(tmp_path, FIRST)
     with pytest.raises(ConfigError, match="made by another recipe"):
         make(tmp_path, RecipeStep("first", "probe --task xsum"), work=("--limit", "4"))
+
+
+def test_a_bench_that_is_done_goes_on_with_methods_that_came_to_its_step(
+    tmp_path: Path, recorder: Callable[..., Recorder]
+) -> None:
+    words = "bench --task squad --method greedy --method lookahead"
+    begun, more, fewer, other = (
+        RecipeStep("both", command)
+        for command in (
+            words,
+            "bench --task squad --method greedy --method hybrid:of=eagle --method lookahead",
+            "bench --task squad --method hybrid --method greedy",
+            f"{words} --method hybrid --seed 1",
+        )
+    )
+    recorder()
+    make(tmp_path, begun)
+    assert methods_left(begun, tmp_path) == []
+    assert methods_left(more, tmp_path) == ["hybrid:of=eagle"]
+    for step in (fewer, other):
+        with pytest.raises(ConfigError, match="made by another recipe"):
+            make(tmp_path, step)
+    for code in (-signal.SIGKILL, 0):  # until it ended well it is not done
+        ran = recorder(code)
+        with suppress(StepFailed):
+            make(tmp_path, more)
+        assert ran.lines == [f"{more.command} --out {tmp_path}/both --resume"]
+    ran = recorder()
+    make(tmp_path, more)
+    assert ran.lines == []
+    with pytest.raises(ConfigError, match="made by another recipe"):
+        make(tmp_path, begun)
 
 
 def test_a_table_that_trains_asks_for_a_text_before_anything_runs(
