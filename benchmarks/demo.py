@@ -194,9 +194,7 @@ def faster(bench: Run) -> Sheet:
 
 def exactness(bench: Run) -> Iterator[str]:
     """Say how many outputs are greedy's."""
-    exact = [s for s in bench.summaries if s["exact"] and s["method"] != "greedy"]
-    same, ties = (sum(s[kind] for s in exact) for kind in ("identical", "tie"))
-    judged = sum(s["n_examples"] - s["failed"] for s in exact)
+    judged, same, ties = bench.held_to_greedy
     words = f", {ties} more up to rounding" if ties else ""
     yield f"Exact: {same} of {judged} outputs are greedy's, token by token{words}."
 

@@ -198,8 +198,8 @@ def added_note(summaries: Sequence[Summary]) -> str | None:
     """Name the methods that a stored run was resumed with, and the days on which it was."""
     days: dict[str, list[str]] = {}
     for summary in summaries:
-        if summary["added"]:
-            days.setdefault(summary["added"][:10], []).append(summary["label"])
+        if (at := summary.get("added")) is not None:
+            days.setdefault(at[:10], []).append(summary["label"])
     if not days:
         return None
     each = "; ".join(f"{', '.join(labels)} ({day})" for day, labels in days.items())

@@ -149,3 +149,18 @@ def test_strict_flat_passes_need_no_shape_and_excuse_nothing(
         Interleaved(model, [entry], setup, Target(), strict=strict).run(item, turn=0)
     assert excused == [True, False]
     assert shapes == 2 * [None, None]  # the baseline and its twin, in no shape of their own
+
+
+def test_each_example_and_each_method_draws_numbers_of_its_own(loaded: Loaded, item: Item) -> None:
+    target = Target(kind="top-k", top_k=100, temperature=3.0)
+    setup = Setup(loaded, len(item.ids) + item.max_new_tokens, seed=1)
+    drawing = Interleaved(loaded, [], setup, target)
+    other = dataclasses.replace(item, example=dataclasses.replace(item.example, id="another"))
+
+    def drawn(item: Item, label: str = "greedy") -> tuple[int, ...]:
+        return autoregressive(drawing.session, drawing.request(item, label)).output_ids
+
+    assert drawn(item) == drawn(item)
+    assert drawn(item) != drawn(other)
+    assert drawn(item) != drawn(item, "ppd")
+    assert drawn(item, "ppd:k=1") == drawn(item, "ppd:k=3"), "whatever else the run holds"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppdbench.bench.summary import overall, summarize
 from ppdbench.bench.sums import SampleSums, add_up
@@ -29,6 +29,14 @@ DRAFTS = ("drafts",)
 SIMILARITY = ("similarity",)
 KINDS = (*PROBES, *DECODES, *SWEEPS, *DRAFTS, *SIMILARITY)
 FLAGGED = ("failed", "mismatch", "tie", "inexact")  # verdicts a reader looks for first
+
+
+class HeldToGreedy(NamedTuple):
+    """The outputs of exact methods that were held against greedy decoding's."""
+
+    judged: int
+    identical: int
+    ties: int
 
 
 @dataclass(frozen=True)  # no slots: what is computed once is kept
@@ -131,6 +139,14 @@ class Run:
     def similarities(self) -> list[Similarity]:
         """The closeness of a similarity run's pseudo states to true ones."""
         return similarities(self.done)
+
+    @cached_property
+    def held_to_greedy(self) -> HeldToGreedy:
+        """Count the outputs of exact methods, those of greedy decoding itself only if alone."""
+        exact = [s for s in self.summaries if s["exact"] and s["target"] == "greedy"]
+        told = [s for s in exact if s["method"] != "greedy"] or exact
+        judged = sum(s["n_examples"] - s["failed"] for s in told)
+        return HeldToGreedy(judged, *(sum(s[kind] for s in told) for kind in ("identical", "tie")))
 
     @cached_property
     def mismatches(self) -> int:

@@ -20,7 +20,11 @@ INKS = {
     "bad": ("#a11220", "#ff9a9a"),
     "good": ("#1c6b3c", "#7fd39f"),
 }
-LINES = {"rule": ("#dedad3", "#343a42"), "soft": ("#d5e2ee", "#2a4057")}
+LINES = {
+    "rule": ("#dedad3", "#343a42"),
+    "soft": ("#d5e2ee", "#2a4057"),
+    "edge": ("#c9c4bb", "#0a0c0e"),
+}
 SERIES = {
     "series-1": ("#14568f", "#86bdf2"),
     "series-2": ("#b4531a", "#f2a272"),

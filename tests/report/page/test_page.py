@@ -359,6 +359,24 @@ def test_inexact_methods_are_called_so(tmp_path: Path) -> None:
     assert "outputs of exact methods are greedy's" not in text
 
 
+def test_greedys_own_outputs_do_not_count_as_held_against_it(tmp_path: Path) -> None:
+    folder = made.bench(tmp_path / "run")
+    (run,) = read_runs([folder])
+    labels = [sample.method for sample in run.samples]
+    own = labels.count("greedy")
+    assert own
+    assert run.held_to_greedy.judged == len(labels) - own
+    text = text_of(folder)
+    assert f"{len(labels) - own} of {len(labels) - own} outputs of exact methods are greedy" in text
+    assert f"<strong>{len(labels) - own} of {len(labels) - own}</strong>" in text
+
+
+def test_a_method_that_came_later_is_named_with_its_day(tmp_path: Path) -> None:
+    assert "Added to the run later" not in text_of(made.bench(tmp_path / "run"))
+    later = made.bench(tmp_path / "later", added={"swift": "2026-11-29T15:36:41+00:00"})
+    assert "beside greedy decoding of that time: swift (2026-11-29)." in text_of(later)
+
+
 def test_measured_pipelining_stands_beside_its_theory(full: str) -> None:
     assert "pipelined: measured" in full
     assert "probe: promised" in full

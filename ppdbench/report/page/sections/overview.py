@@ -29,12 +29,10 @@ def _tile(number: str, words: str, kind: str = "plain") -> Node:
 
 
 def _identity(run: Run) -> Node | None:
-    exact = [s for s in run.summaries if s["exact"] and s["target"] == "greedy"]
-    told = [s for s in exact if s["method"] != "greedy"] or exact  # greedy is its own measure
-    judged = sum(s["n_examples"] - s["failed"] for s in told)
-    same = sum(s["identical"] + s["tie"] for s in told)
+    judged, identical, ties = run.held_to_greedy
     if not judged:
         return None
+    same = identical + ties
     kind = "bad" if same < judged else "plain"
     return _tile(f"{same} of {judged}", f"outputs are greedy's, up to ties ({run.name})", kind)
 

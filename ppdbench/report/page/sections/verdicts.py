@@ -33,9 +33,7 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 
 def _headline(run: Run) -> Node:
-    exact = [s for s in run.summaries if s["exact"] and s["target"] == "greedy"]
-    identical, ties = (sum(s[kind] for s in exact) for kind in ("identical", "tie"))
-    judged = sum(s["n_examples"] - s["failed"] for s in exact)
+    judged, identical, ties = run.held_to_greedy
     if run.mismatches:
         return badge("bad", f"{run.name}: {differing(run.mismatches)}")
     if not judged:
