@@ -43,6 +43,7 @@ html_theme = "furo"
 html_title = f"ppdbench {release}"
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path, html_css_files = ["static"], ["site.css"]
 html_extra_path = ["site"]  # sends the top of the site to the index
 templates_path: list[str] = []
 
