@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ppdbench.bench.claims import noise_of
 from ppdbench.bench.sums import SampleSums
-from ppdbench.runs.records import DecodingMethod
+from ppdbench.runs.records import DecodingHeader, DecodingMethod
 from ppdbench.stats import Ratio, median
 
 OTHERS = 0.2  # of the cores' time
@@ -17,7 +17,7 @@ SPREAD = 1.15  # of two times of one example, in the middle of all examples
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The conditions of all methods together, since they took turns."""
+    """The conditions of methods that took turns."""
 
     noise: Ratio | None
     under_load: str | None
@@ -28,6 +28,12 @@ class Conditions:
         """Sum up the conditions of these samples."""
         done = [one for one in sums if not one.failed]
         return cls(noise_of(methods, done), "; ".join([*_watched(done), *_spread(done)]) or None)
+
+
+def turns_of(header: DecodingHeader) -> dict[str, tuple[int, str]]:
+    """Name what each method shares with those that it took turns with: the batch, and the day."""
+    added = header.added or {}
+    return {label: (of.batch, added.get(label, "")) for label, of in header.methods.items()}
 
 
 def _watched(done: Sequence[SampleSums]) -> Iterator[str]:

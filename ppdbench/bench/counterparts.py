@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppdbench.bench.claims import Speedup, TimedPair, claim, noise_of
+from ppdbench.bench.conditions import turns_of
 from ppdbench.bench.sums import SampleSums
 from ppdbench.methods import METHODS
 from ppdbench.methods.base import Method
-from ppdbench.runs.records import DecodingHeader, DecodingMethod, Header, decoding
+from ppdbench.runs.records import DecodingHeader, Header, decoding
 from ppdbench.stats import Ratio
 
 
@@ -47,22 +48,19 @@ def beside(header: Header, sums: Sequence[SampleSums]) -> list[Beside]:
         if not one.failed:
             key = one.task, one.about.example_id
             done.setdefault(one.method, {})[key] = one
-    methods = decoding(header).methods
-    pairs = [pair for pair in _pairs(decoding(header)) if done.keys() >= {*pair}]
-    sizes = {methods[ours].batch for ours, _ in pairs}
-    noise = {size: _noise(methods, sums, size) for size in sizes}
+    header = decoding(header)
+    pairs = [pair for pair in _pairs(header) if done.keys() >= {*pair}]
+    turns = turns_of(header)
+    # All that took turns with ours and theirs.
+    noise = {
+        turn: noise_of(header.methods, [one for one in sums if turns[one.method] == turn])
+        for turn in {turns[ours] for ours, _ in pairs}
+    }
     found = (
-        _compared(ours, theirs, done[ours], done[theirs], noise[methods[ours].batch])
+        _compared(ours, theirs, done[ours], done[theirs], noise[turns[ours]])
         for ours, theirs in pairs
     )
     return [each for each in found if each.n_examples]
-
-
-def _noise(
-    methods: Mapping[str, DecodingMethod], sums: Sequence[SampleSums], size: int
-) -> Ratio | None:
-    """The noise beside all methods in batches of one size, since they took turns."""
-    return noise_of(methods, [one for one in sums if methods[one.method].batch == size])
 
 
 def _pairs(header: DecodingHeader) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ from ppdbench.runs.records import DecodingMethod, PassModel
 from ppdbench.stats import Crossing, Ratio, crossing, ratio_of_timed
 
 NO_DIFFERENCE = "no difference at any size"
-UNKNOWN: Mapping[int, Ratio | None] = MappingProxyType({})
+UNKNOWN: Mapping[str, Ratio | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ def crossovers(
     methods: Mapping[str, DecodingMethod],
     sums: Sequence[SampleSums],
     model: PassModel | None = None,
-    noise: Mapping[int, Ratio | None] = UNKNOWN,
+    noise: Mapping[str, Ratio | None] = UNKNOWN,
 ) -> dict[str, Crossover]:
     """The crossover of each method that decoded in batches of several sizes, by each label.
 
-    `noise` is that of each size: where it could have made every speedup, none is told.
+    `noise` is that beside each label: where it could have made every speedup, none is told.
     """
     found: dict[str, Crossover] = {}
     for alone, labels in _families(methods):
@@ -131,7 +131,7 @@ def _crossover(
     alone: str,
     labels: Mapping[int, str],
     sums: Sequence[SampleSums],
-    noise: Mapping[int, Ratio | None],
+    noise: Mapping[str, Ratio | None],
 ) -> Crossover:
     sizes = tuple(sorted(labels))
     timed = [_timed(labels[size], sums) for size in sizes]
@@ -142,7 +142,9 @@ def _crossover(
     if len(shared) < LEAST_EXAMPLES:
         return Crossover(alone, sizes, None, TOO_FEW)
     ratios = zip(map(ratio_of_timed, (list(of.values()) for of in times)), sizes, strict=True)
-    if all(ratio is not None and within_noise(ratio, noise.get(size)) for ratio, size in ratios):
+    if all(
+        ratio is not None and within_noise(ratio, noise.get(labels[size])) for ratio, size in ratios
+    ):
         return Crossover(alone, sizes, None, NO_DIFFERENCE)
     greedy, ours = ([[of[e][side] for e in shared] for of in times] for side in (0, 1))
     return Crossover(alone, sizes, crossing(sizes, greedy, ours))

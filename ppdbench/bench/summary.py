@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppdbench.bench.claims import claim, no_difference, over_greedy, times_by_question
-from ppdbench.bench.conditions import Conditions
+from ppdbench.bench.conditions import Conditions, turns_of
 from ppdbench.bench.counterparts import peers
 from ppdbench.bench.crossover import Crossover, crossovers
 from ppdbench.bench.labels import APART
@@ -74,18 +74,18 @@ def overall(header: Header, sums: Sequence[SampleSums]) -> list[dict[str, Any]]:
 
 def _conditions(header: DecodingHeader, sums: Sequence[SampleSums]) -> dict[str, Conditions]:
     """The conditions of each method: those of all that took turns with it."""
-    sizes = {label: about.batch for label, about in header.methods.items()}
+    turns = turns_of(header)
     found = {
-        size: Conditions.of(header.methods, [s for s in sums if sizes[s.method] == size])
-        for size in set(sizes.values())
+        turn: Conditions.of(header.methods, [s for s in sums if turns[s.method] == turn])
+        for turn in set(turns.values())
     }
-    return {label: found[size] for label, size in sizes.items()}
+    return {label: found[turn] for label, turn in turns.items()}
 
 
 def _crossovers(
     header: DecodingHeader, sums: Sequence[SampleSums], under: Mapping[str, Conditions]
 ) -> dict[str, Crossover]:
-    noise = {about.batch: under[label].noise for label, about in header.methods.items()}
+    noise = {label: conditions.noise for label, conditions in under.items()}
     return crossovers(header.methods, sums, header.pass_model, noise)
 
 

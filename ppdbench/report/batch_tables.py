@@ -88,7 +88,7 @@ def _speed(summaries: Sequence[Summary]) -> Sheet:
         f"{first['task']}: {evidence.sized(summaries)}, {decode_tables.where(first)}",
         ("method", "batch", *columns, "x\nalone", "MiB"),
         rows,
-        notes=(SPEED, ALONE, *_joining(summaries)),
+        notes=(SPEED, ALONE, *_joining(summaries), *evidence.added_notes(summaries)),
         digits={
             **dict.fromkeys(("tokens/s", "each", "first ms"), 1),
             **dict.fromkeys(("step ms", "x\nalone"), 2),

@@ -179,7 +179,7 @@ def noise_note(summaries: Sequence[Summary]) -> list[str]:
     floors = {
         (s["noise_high"], s["noise_low"]): s["task"]
         for s in summaries
-        if s["noise_low"] is not None
+        if s["noise_low"] is not None and s.get("added") is None
     }
     if not floors:
         return []
@@ -194,27 +194,44 @@ def noise_note(summaries: Sequence[Summary]) -> list[str]:
     return [f"Greedy against itself: {told}, the noise of this machine."]
 
 
-def added_note(summaries: Sequence[Summary]) -> str | None:
-    """Name the methods that a stored run was resumed with, and the days on which it was."""
-    days: dict[str, list[str]] = {}
+def added_notes(summaries: Sequence[Summary]) -> list[str]:
+    """Name the methods that a stored run was resumed with, when, and the noise of that time."""
+    turns: dict[str, list[Summary]] = {}
     for summary in summaries:
         if (at := summary.get("added")) is not None:
-            days.setdefault(at[:10], []).append(summary["label"])
-    if not days:
-        return None
-    each = "; ".join(f"{', '.join(labels)} ({day})" for day, labels in days.items())
-    return f"Added to the run later, beside greedy decoding of that time: {each}."
+            turns.setdefault(at, []).append(summary)
+    each = "; ".join(_of_turn(at, added) for at, added in turns.items())
+    return [f"Added to the run later, beside greedy decoding of that time: {each}."] if each else []
+
+
+def _of_turn(at: str, added: Sequence[Summary]) -> str:
+    labels = ", ".join(dict.fromkeys(summary["label"] for summary in added))
+    floors = {(summary["noise_low"], summary["noise_high"]) for summary in added}
+    told = [interval(low, high) for low, high in floors if low is not None]
+    noise = f", noise {told[0]}" if told and len(floors) == 1 else ""
+    return f"{labels} ({at[:10]}{noise})"
+
+
+def load_notes(summaries: Sequence[Summary]) -> list[str]:
+    """Say what disturbed the times, and of methods that were added later whose."""
+    whose: dict[str | None, str] = {}
+    for summary in summaries:
+        if summary["under_load"]:
+            whose.setdefault(summary.get("added"), summary["under_load"])
+    return [
+        f"Under load{'' if at is None else f' on {at[:10]}'}: {load}. Measure again on a quiet "
+        "machine."
+        for at, load in whose.items()
+    ]
 
 
 def notes_on(summaries: Sequence[Summary]) -> list[str]:
     """Explain how speedups came about, and what they can be told from."""
     notes = [PAIRED]
     notes += noise_note(summaries)
-    if (added := added_note(summaries)) is not None:
-        notes.append(added)
+    notes += added_notes(summaries)
     notes += [why for s in summaries if (why := why_no_gain(s)) is not None]
-    if (load := next((s["under_load"] for s in summaries if s["under_load"]), None)) is not None:
-        notes.append(f"Under load: {load}. Measure again on a quiet machine.")
+    notes += load_notes(summaries)
     if (degenerate := degenerate_note(summaries)) is not None:
         notes.append(degenerate)
     if (experts := _experts_note(summaries)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ppdbench.report import evidence
 from ppdbench.report.sheet import Sheet
 
 Summary = Mapping[str, Any]
@@ -43,6 +44,7 @@ def sheets(summaries: Sequence[Summary]) -> list[Sheet]:
                 f"roof: bytes that the passes must read, per time of the step, against "
                 f"{speed / 1e9:.1f} GB/s, which was measured; above 100% where weights stay in "
                 "the processor's caches.",
+                *evidence.added_notes(held),
             ),
             digits={"ms/step": 3, "MB/step": 1, **dict.fromkeys((*SHARES, "of roof"), 1)},
             percent=frozenset({*SHARES, "of roof"}),

@@ -957,6 +957,10 @@ class DecodeHeader(DecodingHeader, frozen=True, kw_only=True):
     pass_model: PassModel | None = None
     """Passes and steps timed before the run, where batches are of several sizes."""
 
+    def __post_init__(self) -> None:
+        if lacking := (self.added or {}).keys() - self.methods.keys():
+            raise ValueError(f"added names {', '.join(sorted(lacking))}, which methods lacks")
+
 
 class SweepHeader(DecodingHeader, frozen=True, kw_only=True):
     """`run.json` of `sweep`."""

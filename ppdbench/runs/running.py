@@ -141,10 +141,14 @@ class Ready:
 
         `longer` says that a stored run may go on with more examples than it was begun with.
         """
-        to, first, begun = self.to, self.work.first if longer else None, self.to.path()
-        with RunFolder(to.out, header, resume=to.resume, shard=to.shard, first=first) as folder:
-            if begun is not None:
-                _check_path(begun, self.loaded)
+        to, first = self.to, self.work.first if longer else None
+        with RunFolder(
+            *(to.out, header),
+            resume=to.resume,
+            shard=to.shard,
+            first=first,
+            check=self._check_path,
+        ) as folder:
             make(folder)
             samples = folder.gather()
         return FinishedRun(
@@ -160,6 +164,18 @@ class Ready:
             spell=self.loaded.tokenizer.decode,
         )
 
+    def _check_path(self, stored: Header) -> None:
+        """Refuse to go on with other kernels: times and roundings would be of two kinds."""
+        begun, here = stored.passes, self.loaded.staged.path
+        if begun is None or begun.kernels == here.kernels:
+            return
+        if FLAT in (kind_of_passes(begun.kernels), kind_of_passes(here.kernels)):
+            raise ConfigError(
+                f"this run began with passes that run {begun.kernels}; here they run "
+                f"{here.kernels} ({here.why}); go on where they run as before, or begin again with "
+                "another --out"
+            )
+
 
 def _as_asked(stored: Header, asked: Header) -> Header:
     """The header of the run folder, read as was asked this time, with what could not run now."""
@@ -167,14 +183,3 @@ def _as_asked(stored: Header, asked: Header) -> Header:
     if isinstance(asked, DecodingHeader):
         now["not_run"] = {n: stored.not_run.get(n, why) for n, why in asked.not_run.items()}
     return replace(stored, **now)
-
-
-def _check_path(begun: Passes, loaded: Loaded) -> None:
-    """Refuse to go on with other kernels: times and roundings would be of two kinds."""
-    here = loaded.staged.path
-    flat = FLAT in (kind_of_passes(begun.kernels), kind_of_passes(here.kernels))
-    if flat and here.kernels != begun.kernels:
-        raise ConfigError(
-            f"this run began with passes that run {begun.kernels}; here they run {here.kernels} "
-            f"({here.why}); go on where they run as before, or begin again with another --out"
-        )

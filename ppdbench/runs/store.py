@@ -31,6 +31,7 @@ from ppdbench.runs.records import (
     SCHEMA_VERSION,
     DecodeHeader,
     DecodingHeader,
+    Environment,
     Header,
     Sample,
     Source,
@@ -79,6 +80,14 @@ BESIDE_PROMPTS = ("unscored", "tests_sha256")
 # Settings that change how samples are read, not what they are.
 VIEWS = {("config", "ks"), ("config", "bucket"), ("config", "model.family_check")}
 METHODS, TYPED = "methods", ("config", "methods")
+# What a method that is added to a run must find as it was.
+_MACHINE: Mapping[str, Callable[[Environment], Any]] = {
+    "the processor": lambda environment: environment.cpu.model,
+    "the number of threads": lambda environment: environment.torch.threads,
+    "the version of torch": lambda environment: environment.packages.get("torch"),
+    "the version of transformers": lambda environment: environment.packages.get("transformers"),
+    "the GPUs": lambda environment: [device.name for device in environment.devices],
+}
 CHOSEN = "chosen"  # by methods, of what was left to them
 CHOICE = "chat"  # of prompts in `config`; the header's `chat` says what came of it
 
@@ -229,9 +238,11 @@ class RunFolder:
         resume: bool,
         shard: Shard = ALONE,
         first: FirstExamples | None = None,
+        check: Callable[[Header], None] | None = None,
     ) -> None:
+        """`check` may refuse to go on with what is stored, before anything is written."""
         check_target(path, resume=resume, shard=shard)
-        self.path, self.shard, self._first = path, shard, first
+        self.path, self.shard, self._first, self._check = path, shard, first, check
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -262,6 +273,8 @@ class RunFolder:
         if self.shard.alone and self._first is not None:
             known = _with_more(known, asked, self._first)
         _check_same(known, asked)
+        if self._check is not None:
+            self._check(stored)
         known = self._shared(known)
         self.header = known
         if known is not stored:
@@ -398,7 +411,7 @@ def _with_late(stored: Header, asked: Header) -> Header:
     """The stored header with what is known of methods that could not run when it was written."""
     if not (isinstance(stored, DecodingHeader) and isinstance(asked, DecodingHeader)):
         return stored
-    late = stored.not_run.keys() - asked.not_run.keys()
+    late = (stored.not_run.keys() & asked.methods.keys()) - asked.not_run.keys()
     return _taking_in(late, stored, asked) if late else stored
 
 
@@ -412,15 +425,29 @@ def _with_added(stored: Header, asked: Header) -> Header:
     added = asked.methods.keys() - stored.methods.keys()
     if not added or stored.methods.keys() - asked.methods.keys():
         return stored
+    _check_same_machine(stored, asked)
     known = _taking_in(added, stored, asked)
     return replace(
         known,
+        command=[word for word in asked.command if word != "--resume"],  # makes all of it anew
         config=replace(stored.config, methods=asked.config.methods),
         methods={label: known.methods[label] for label in asked.methods},
         left_out=asked.left_out,
         added={**(stored.added or {}), **dict.fromkeys(sorted(added), asked.started)},
         compilation=asked.compilation,
+        pass_model=stored.pass_model or asked.pass_model,
     )
+
+
+def _check_same_machine(stored: Header, asked: Header) -> None:
+    """Refuse methods from another machine or with other libraries: a run tells of one of each."""
+    for what, read in _MACHINE.items():
+        before, now = read(stored.environment), read(asked.environment)
+        if before != now:
+            raise ConfigError(
+                f"cannot add methods: {what} differs from the stored run's "
+                f"({_shown(before)} there, {_shown(now)} here); choose another --out"
+            )
 
 
 Run = TypeVar("Run", bound=DecodingHeader)
@@ -501,6 +528,9 @@ def _check_same(stored: Header, asked: Header) -> None:
 def _remedy(stored: Header, asked: Header) -> str:
     if _is_raised(stored, asked) and len(stored.data) > 1:
         return "a larger --limit goes on only in runs of one task, so choose another --out"
+    there, here = stored.methods.keys(), asked.methods.keys()
+    if isinstance(stored, DecodeHeader) and there - here and here - there:
+        return "name its methods beside the new ones or choose another --out"
     return "repeat its options or choose another --out"
 
 

@@ -108,3 +108,28 @@ def test_a_real_machine_can_be_watched() -> None:
     assert 0 < watch.load.seconds < 60
     assert watch.load.others_s >= 0
     assert set(watch.load.to_dict()) == set(QUIET.to_dict())
+
+
+def test_a_method_that_was_added_later_has_the_conditions_of_its_own_day(tmp_path: Path) -> None:
+    methods = made.methods("greedy", "swift")
+    of_swift = samples(again_ms=30.0, load_average=18.0)
+    calm = {**QUIET.to_dict()}
+    of_greedy = [made.decoded("greedy", str(i), load=calm) for i in range(6)]
+    found = {}
+    for name, added in (("together", None), ("apart", {"swift": "2026-11-29T15:36:41+00:00"})):
+        head = made.header("bench", methods=methods, added=added)
+        (run,) = read_runs([made.write(tmp_path / name, head, of_greedy + of_swift)])
+        notes = " ".join(note for sheet in outputs.of_run(run).sheets for note in sheet.notes)
+        found[name] = {s["label"]: s for s in run.summaries}, notes
+    together, told = found["together"]
+    assert all(s["noise_high"] == pytest.approx(2.5) for s in together.values())
+    assert all(s["no_difference"] for s in together.values())
+    assert "added" not in told
+    apart, told = found["apart"]
+    assert apart["greedy"]["noise_high"] < 1.1
+    assert apart["greedy"]["under_load"] is None
+    assert apart["swift"]["noise_high"] == pytest.approx(2.5)
+    assert apart["swift"]["no_difference"]
+    assert "swift (2026-11-29, noise [0.40, 2.50])" in told
+    assert "Under load on 2026-11-29: load average 18.0" in told
+    assert "Greedy against itself: [0.98, 1.02]" in told or "Greedy against itself: [0.99" in told

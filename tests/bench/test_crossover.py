@@ -115,8 +115,10 @@ def test_where_noise_could_have_made_every_speedup_there_is_no_crossover() -> No
     told = crossovers(METHODS, small)["lookup"]
     assert told.found is not None
     wide, narrow = Ratio(1.0, 1 / 1.5, 1.5), Ratio(1.0, 1 / 1.1, 1.1)
-    noisy = crossovers(METHODS, small, noise=dict.fromkeys((1, 2, 4), wide))["lookup"]
+    noisy = crossovers(METHODS, small, noise=dict.fromkeys(METHODS, wide))["lookup"]
     assert (noisy.words, noisy.interval) == ("no difference at any size", "-")
     assert noisy.figures(1)["crossover_batch"] is None
-    in_part = crossovers(METHODS, small, noise={1: narrow, 2: wide, 4: wide})["lookup"]
+    in_part = crossovers(METHODS, small, noise={**dict.fromkeys(METHODS, wide), "lookup": narrow})[
+        "lookup"
+    ]
     assert in_part == told

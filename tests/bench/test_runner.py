@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ppdbench.cli.main import run
 from ppdbench.methods import exits
 from ppdbench.runs.store import read_run
+from ppdbench.runs.validation import CHECKSUM, seal_of
 from tests.cli.swept import SMALL, Drafting
 
 
@@ -81,15 +83,38 @@ def test_a_run_that_goes_on_keeps_what_methods_chose(monkeypatch: pytest.MonkeyP
     assert read_run("other").header.chosen["layerskip"]["exit_layer"] == 9
 
 
+def test_a_method_that_could_not_run_belongs_to_the_run(
+    odd: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", *SMALL, "--out", "run", "--method", "greedy"]
+    unready = ["--method", "odd:how=unready"]
+    assert run([*words, *unready]) == 3
+    before = read_run("run").header
+    for other in ([], ["--method", "jacobi"]):
+        capsys.readouterr()
+        assert run([*words, *other, "--resume"]) == 2
+        assert "method odd (only there)" in capsys.readouterr().err
+        assert read_run("run").header == before
+    assert run([*words, *unready, "--method", "jacobi", "--resume"]) == 3
+    after = read_run("run").header
+    assert [*after.methods] == ["greedy", "odd", "jacobi"]
+    assert after.added.keys() == {"jacobi"}
+    assert after.not_run == before.not_run
+
+
 LOOKUP = ("--method", "greedy", "--method", "prompt-lookup")
 MORE = (*LOOKUP, "--method", "lookahead")
 
 
-def test_a_run_takes_in_further_methods(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_takes_in_further_methods(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["bench", *SMALL, "--out", "run", "--format", "json"]
+    monkeypatch.setattr(sys, "argv", ["ppdbench", *words, *LOOKUP])
     assert run([*words, *LOOKUP]) == 0
     begun, lines = read_run("run").header, Path("run/samples.jsonl").read_text("utf-8")
     assert begun.added is None
+    monkeypatch.setattr(sys, "argv", ["ppdbench", *words, *MORE, "--resume"])
     assert run([*words, *MORE, "--resume"]) == 0
     after = read_run("run")
     assert Path("run/samples.jsonl").read_text("utf-8").startswith(lines), "what was there stays"
@@ -98,6 +123,7 @@ def test_a_run_takes_in_further_methods(capsys: pytest.CaptureFixture[str]) -> N
     assert after.header.memory.methods.keys() == after.header.methods.keys()
     assert after.header.added.keys() == {"lookahead"}
     assert after.header.added["lookahead"] >= begun.started
+    assert after.header.command == ["ppdbench", *words, *MORE], "which makes all of it"
     by_method = {label: [s for s in after.samples if s.method == label] for label in MORE[1::2]}
     assert all(len(samples) == 4 for samples in by_method.values())
     assert all(s.verdict == "identical" for s in by_method["lookahead"])
@@ -131,6 +157,8 @@ def test_a_method_that_cannot_run_comes_in_as_one(odd: list[str]) -> None:
     ("methods", "told"),
     [
         (("--method", "greedy", "--method", "lookahead"), "method prompt-lookup (only there)"),
+        (("--method", "greedy", "--method", "jacobi"), "name its methods beside the new ones"),
+        (("--method", "greedy"), "repeat its options"),
         (("--method", "greedy", "--method", "prompt-lookup:max_draft=3"), "methods.prompt-lookup"),
         ((*MORE, "--seed", "3"), "config.seed (0 there, 3 here)"),
         ((*MORE, "--shard", "1/2"), "method lookahead (only here)"),
@@ -148,6 +176,32 @@ def test_what_a_run_does_not_take_in(
     assert told in capsys.readouterr().err
     after = read_run("run")
     assert (after.header, [*after.samples]) == (before.header, [*before.samples])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"cpu": {"model": "Another 9000"}}, "the processor differs from the stored run's (\"Anot"),
+        ({"packages": {"torch": "1.0"}}, "the version of torch differs"),
+        ({"torch": {"threads": 64}}, "the number of threads differs"),
+    ],
+)
+def test_methods_of_another_machine_are_not_taken_in(
+    change: dict[str, dict[str, str]], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", *SMALL, "--out", "run"]
+    assert run([*words, *LOOKUP]) == 0
+    content = json.loads(Path("run/run.json").read_text("utf-8"))
+    for part, values in change.items():
+        content["environment"][part] |= values
+    content[CHECKSUM] = seal_of({k: v for k, v in content.items() if k != CHECKSUM})
+    Path("run/run.json").write_text(json.dumps(content), "utf-8")
+    before = read_run("run").header
+    capsys.readouterr()
+    assert run([*words, *MORE, "--resume"]) == 2
+    assert f"cannot add methods: {told}" in capsys.readouterr().err
+    assert read_run("run").header == before
+    assert run([*words, *LOOKUP, "--resume"]) == 0, "what is there goes on"
 
 
 def test_what_did_not_take_turns_is_not_compared(capsys: pytest.CaptureFixture[str]) -> None:

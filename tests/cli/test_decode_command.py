@@ -492,7 +492,6 @@ def test_what_differs_between_methods_is_named(capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     for others, said in (
         (["greedy"], "method prompt-lookup (only there) differs"),
-        (["greedy", "prompt-lookup", "jacobi"], "method jacobi (only here) differs"),
         (["greedy", "jacobi"], "prompt-lookup (only there), method jacobi (only here) differ"),
         (["greedy", "prompt-lookup:max_draft=2"], "methods.prompt-lookup.options.max_draft ("),
     ):

@@ -76,6 +76,20 @@ def test_without_the_kernels_of_the_header_a_run_is_refused_in_one_line(
     assert "no C++ compiler found" in line
 
 
+def test_a_run_that_is_refused_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "measure", lambda *_: FASTER)
+    begun = ["bench", *DECODE[1:], "--method", "greedy"]
+    assert run(begun) == 0
+    before = read_run("run").header
+
+    def missing(dtype: torch.dtype) -> None:
+        raise Unavailable("no C++ compiler found")
+
+    monkeypatch.setattr(choice, "library", missing)
+    assert run([*begun, "--method", "jacobi", "--resume"]) == 2
+    assert read_run("run").header == before
+
+
 def test_kernels_of_another_kind_do_not_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -50,7 +50,9 @@ class Sized:
 def pictures(name: str, summaries: Sequence[Summary]) -> list[Drawing]:
     """Both pictures of one task, as far as there is something to draw."""
     methods = list(_by_method(summaries))
-    found = [_throughput(name, methods), _speedup(name, methods)]
+    # Times of another day are none to compare with; speedups are over greedy of the same.
+    of_one_day = [m for m in methods if not any(s.get("added") for s in m.summaries)]
+    found = [_throughput(name, of_one_day), _speedup(name, methods)]
     return [drawing for drawing in found if drawing is not None]
 
 

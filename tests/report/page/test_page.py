@@ -374,7 +374,11 @@ def test_greedys_own_outputs_do_not_count_as_held_against_it(tmp_path: Path) -> 
 def test_a_method_that_came_later_is_named_with_its_day(tmp_path: Path) -> None:
     assert "Added to the run later" not in text_of(made.bench(tmp_path / "run"))
     later = made.bench(tmp_path / "later", added={"swift": "2026-11-29T15:36:41+00:00"})
-    assert "beside greedy decoding of that time: swift (2026-11-29)." in text_of(later)
+    text = text_of(later)
+    assert "beside greedy decoding of that time: swift (2026-11-29, noise [" in text
+    # Nor is its time compared with those of another day.
+    assert "Least: greedy, 14.6 ms for an example." in text
+    assert "none to compare with: swift, added to the run later" in text
 
 
 def test_measured_pipelining_stands_beside_its_theory(full: str) -> None:

@@ -20,6 +20,8 @@ WORDS = (
     "draft time apart. Runs with --profile tell verification and bookkeeping apart."
 )
 
+LATER = "Not drawn, as times of another day are none to compare with: {}, added to the run later."
+
 
 def section(runs: Sequence[Run]) -> Section | None:
     """A picture for each task of each run."""
@@ -33,7 +35,9 @@ def _of_run(run: Run) -> list[Child]:
     if not own:
         return []
     tables = (html_table(_sheet(task, bars)) for task, bars in found.items())
-    return [gallery(own), folded("All numbers", tables)]
+    later = ", ".join(run.header.added or ())
+    notes = paragraphs(LATER.format(later) if later else "", class_="note")
+    return [gallery(own), *notes, folded("All numbers", tables)]
 
 
 def _of_task(run: Run, task: str) -> dict[str, dict[str, float]]:
@@ -69,6 +73,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def _drawn(run: Run, task: str, bars: Mapping[str, Mapping[str, float]]) -> Drawing:
     names = list(next(iter(bars.values())))
+    later = run.header.added or {}
+    bars = {label: parts for label, parts in bars.items() if label not in later}
     totals = {label: sum(parts.values()) for label, parts in bars.items()}
     least = min(totals, key=lambda label: totals[label])
     return stacked(

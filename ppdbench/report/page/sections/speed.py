@@ -53,7 +53,7 @@ def _of_run(run: Run) -> list[Child]:
     return [
         *few(run),
         gallery(_drawings(run)),
-        *paragraphs(_untold(run), evidence.added_note(run.overall) or "", class_="note"),
+        *paragraphs(_untold(run), *evidence.added_notes(run.overall), class_="note"),
         *losses(run.overall),
         html_table(decode_tables.beside_peers(peers)) if peers else None,
         all_numbers(run, sheets),
