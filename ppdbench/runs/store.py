@@ -70,6 +70,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Decodes = TypeVar("Decodes", bound=DecodingHeader)
 
 HEADER = "run.json"
 SHOWN, WIDTH = 6, 60  # differences told, and characters of each value
@@ -81,7 +82,7 @@ BESIDE_PROMPTS = ("unscored", "tests_sha256")
 VIEWS = {("config", "ks"), ("config", "bucket"), ("config", "model.family_check")}
 METHODS, TYPED = "methods", ("config", "methods")
 # What a method that is added to a run must find as it was.
-_MACHINE: Mapping[str, Callable[[Environment], Any]] = {
+MACHINE: Mapping[str, Callable[[Environment], Any]] = {
     "the processor": lambda environment: environment.cpu.model,
     "the number of threads": lambda environment: environment.torch.threads,
     "the version of torch": lambda environment: environment.packages.get("torch"),
@@ -441,7 +442,7 @@ def _with_added(stored: Header, asked: Header) -> Header:
 
 def _check_same_machine(stored: Header, asked: Header) -> None:
     """Refuse methods from another machine or with other libraries: a run tells of one of each."""
-    for what, read in _MACHINE.items():
+    for what, read in MACHINE.items():
         before, now = read(stored.environment), read(asked.environment)
         if before != now:
             raise ConfigError(
@@ -450,10 +451,7 @@ def _check_same_machine(stored: Header, asked: Header) -> None:
             )
 
 
-Run = TypeVar("Run", bound=DecodingHeader)
-
-
-def _taking_in(labels: Set[str], stored: Run, asked: DecodingHeader) -> Run:
+def _taking_in(labels: Set[str], stored: Decodes, asked: DecodingHeader) -> Decodes:
     """The stored header with what another says of some methods."""
 
     def joined(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:

@@ -381,6 +381,16 @@ def test_a_method_that_came_later_is_named_with_its_day(tmp_path: Path) -> None:
     assert "none to compare with: swift, added to the run later" in text
 
 
+def test_where_all_that_was_there_before_failed_nothing_is_drawn(tmp_path: Path) -> None:
+    broken = [made.decoded("slow", str(n), verdict="failed", output_ids=[]) for n in range(6)]
+    later = [made.decoded("greedy", str(n)) for n in range(6)]
+    added = {"greedy": "2026-11-29T15:36:41+00:00"}
+    head = made.header("bench", methods=made.methods("slow", "greedy"), added=added)
+    text = text_of(made.write(tmp_path / "run", head, broken + later))
+    assert "none to compare with: greedy, added to the run later" in text
+    assert "Least:" not in text
+
+
 def test_measured_pipelining_stands_beside_its_theory(full: str) -> None:
     assert "pipelined: measured" in full
     assert "probe: promised" in full

@@ -19,7 +19,6 @@ WORDS = (
     "pass of the model, and keeps books; for methods that draft inside that pass there is no "
     "draft time apart. Runs with --profile tell verification and bookkeeping apart."
 )
-
 LATER = "Not drawn, as times of another day are none to compare with: {}, added to the run later."
 
 
@@ -31,12 +30,13 @@ def section(runs: Sequence[Run]) -> Section | None:
 
 def _of_run(run: Run) -> list[Child]:
     found = {task: bars for task in run.tasks if (bars := _of_task(run, task))}
-    own = [_drawn(run, task, bars) for task, bars in found.items()]
-    if not own:
+    if not found:
         return []
+    added = run.header.added or {}
+    drawn = {task: {m: p for m, p in of.items() if m not in added} for task, of in found.items()}
+    own = [_drawn(run, task, bars) for task, bars in drawn.items() if bars]
     tables = (html_table(_sheet(task, bars)) for task, bars in found.items())
-    later = ", ".join(run.header.added or ())
-    notes = paragraphs(LATER.format(later) if later else "", class_="note")
+    notes = paragraphs(LATER.format(", ".join(added)) if added else "", class_="note")
     return [gallery(own), *notes, folded("All numbers", tables)]
 
 
@@ -73,8 +73,6 @@ def _mean(values: Sequence[float]) -> float:
 
 def _drawn(run: Run, task: str, bars: Mapping[str, Mapping[str, float]]) -> Drawing:
     names = list(next(iter(bars.values())))
-    later = run.header.added or {}
-    bars = {label: parts for label, parts in bars.items() if label not in later}
     totals = {label: sum(parts.values()) for label, parts in bars.items()}
     least = min(totals, key=lambda label: totals[label])
     return stacked(
