@@ -15,8 +15,9 @@ constexpr int64_t AHEAD = 8192;
 // Of a block, what several groups of rows read in turn: of few rows each, that stays in the nearest
 // cache, of many, in the next.
 constexpr int64_t PASS_BYTES = 16384, LONG_PASS_BYTES = 65536;
-// The same where it is columns that are read in turn: soon the second half waits for memory no more.
-constexpr int64_t FEW_BYTES = 2048;
+// The same where it is columns that are read in turn: soon the second half waits for memory no more, and
+// sums are not put aside too often.
+constexpr int64_t FEW_BYTES = 8192;
 
 // Rows whose sums with a whole block are held in the registers, beside weights that are widened, with half
 // of a block and with two: no more than fit, nor than two groups of half as many are faster for.
