@@ -10,6 +10,7 @@ import torch
 
 from ppdbench.bench import claims
 from ppdbench.engine import packing
+from ppdbench.engine.flat import native
 
 # Tiny models are faster on one thread, and files run side by side (pytest -n).
 torch.set_num_threads(1)
@@ -17,6 +18,9 @@ torch.set_num_threads(1)
 # Their matrices are far below the size from which packing pays; packed they are all the same,
 # or the kernels that real models run on would go untested.
 packing.PAYS_FROM = dict.fromkeys(packing.PAYS_FROM, 1)
+
+# Matrix tiles are tested on every processor; programs that tests start build what users do.
+native.FLAGS += ("-DFLAT_EMULATED_TILES",)
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"

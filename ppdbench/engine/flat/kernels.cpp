@@ -722,12 +722,7 @@ void flat_start(int64_t* sizes) {
 
 // The ways to multiply bfloat16 numbers that this processor has, as bits.
 int flat_paths() {
-    int paths = 1 << flat::VECTORS_ONLY | 1 << flat::EMULATED_TILES;
-#ifdef FLAT_DOT_PRODUCTS
-    paths |= 1 << flat::DOT_PRODUCTS;
-#endif
-    if (flat::tiles_granted()) paths |= 1 << flat::TILES;
-    return paths;
+    return flat::tiles_granted() ? flat::BUILT : flat::BUILT & ~(1 << flat::TILES);
 }
 void flat_use(int path) { shared->narrow.path = path; }
 void flat_ask(int narrow, int two, int more) {

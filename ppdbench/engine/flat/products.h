@@ -15,17 +15,36 @@ namespace flat {
 // The ways to multiply bfloat16 numbers.
 enum Path { VECTORS_ONLY, DOT_PRODUCTS, TILES, EMULATED_TILES };
 
-inline bool is_tiled(int path) { return path == TILES || path == EMULATED_TILES; }
+// Those of them that this library is built for, as bits: of tiles also what is missing on this processor.
+constexpr int BUILT = 1 << VECTORS_ONLY
+#ifdef FLAT_DOT_PRODUCTS
+                      | 1 << DOT_PRODUCTS
+#endif
+#ifdef FLAT_TILES
+                      | 1 << TILES
+#endif
+#ifdef FLAT_EMULATED_TILES
+                      | 1 << EMULATED_TILES
+#endif
+    ;
+constexpr bool is_built(Path path) { return BUILT >> path & 1; }
+
+inline bool is_tiled(int path) {
+    return (is_built(TILES) && path == TILES) || (is_built(EMULATED_TILES) && path == EMULATED_TILES);
+}
 
 // Calls `each` with the tiles of a way to multiply.
 template <class Each>
 inline void with_tiles(int path, Each each) {
-    if (path == EMULATED_TILES) {
-        EmulatedTiles tiles;
-        return each(tiles);
+    if constexpr (is_built(EMULATED_TILES))
+        if (path == EMULATED_TILES) {
+            EmulatedTiles tiles;
+            return each(tiles);
+        }
+    if constexpr (is_built(TILES)) {
+        ProcessorTiles tiles;
+        each(tiles);
     }
-    ProcessorTiles tiles;
-    each(tiles);
 }
 
 // How weights are stored (stored.h). With FOR_TILES levels lie in another order (stored_tiles.h), with

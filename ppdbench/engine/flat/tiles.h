@@ -11,7 +11,8 @@
 
 #include "simd.h"
 
-#if defined(__x86_64__) && defined(__linux__)
+// Processors that have tiles multiply pairs of bfloat16 by vectors as well: for others nothing is built.
+#if defined(__AVX512BF16__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -47,8 +48,8 @@ struct TileShapes {
 };
 static_assert(sizeof(TileShapes) == 64, "as the processor takes them");
 
-// What the processor does, in order: even and odd products apart, then both onto the sum. Not
-// inlined, so that the library is built sooner.
+// What the processor does, in order: even and odd products apart, then both onto the sum. For tests, which
+// build with FLAT_EMULATED_TILES; not inlined, so that the library is built sooner.
 struct EmulatedTiles {
     uint8_t data[8][TILE_ROWS][TILE_BYTES] = {};
     TileShapes shapes{1, BY_ROWS};
