@@ -27,6 +27,7 @@ from ppdbench.engine.loading import Loaded
 from ppdbench.engine.session import Session
 from ppdbench.machine.clock import Clock
 from ppdbench.machine.cores import confine, confined
+from ppdbench.methods.ppd.forms import Form
 from ppdbench.methods.ppd.log import UnitLog
 from ppdbench.methods.ppd.strategy import PredictivePipelined
 from ppdbench.methods.ppd.units import LowerLayers, UpperLayers
@@ -63,13 +64,14 @@ class Halves:
 class Work:
     """Both halves of a model over one sequence, as the units run them."""
 
-    def __init__(self, loaded: Loaded, k: int) -> None:
-        staged, self.middle = loaded.staged, (loaded.staged.n_layers + 1) // 2
+    def __init__(self, loaded: Loaded, k: int, head: str) -> None:
+        config = _split(loaded, AT + 8, k, head).config
+        staged, self.middle = loaded.staged, config.exit_after
         self.session = session = Session(staged, AT + 8, spare=k)
         step = session.steps.prefill(AT)
         prompt = session.ids([3] * AT)
         self.hidden = session.run(session.embed(prompt, step), 0, staged.n_layers, step)[:, -1:]
-        self._lower = LowerLayers(session, self.middle, k, UnitLog("A"))
+        self._lower = LowerLayers(session, self.middle, k, UnitLog("A"), config.early_head())
         self._upper = UpperLayers(session, self.middle, Chooser(Target()))
 
     def lower(self) -> None:
@@ -96,9 +98,12 @@ class Work:
 
 
 @torch.inference_mode()
-def measure(loaded: Loaded, k: int, rounds: int) -> Halves:
-    """One thread each, in turns: both halves at once; then either, a miss and greedy alone."""
-    work = Work(loaded, k)
+def measure(loaded: Loaded, k: int, rounds: int, head: str = "") -> Halves:
+    """One thread each, in turns: both halves at once; then either, a miss and greedy alone.
+
+    Candidates are read out with the head in this folder, or with the model's own.
+    """
+    work = Work(loaded, k, head)
     context = multiprocessing.get_context("fork")
     gates, ours, theirs = context.Barrier(2, timeout=PATIENCE_S), *context.Pipe()
     other = context.Process(target=_upper_half, args=(work, rounds, gates, theirs), daemon=True)
@@ -153,6 +158,11 @@ def _timed(*parts: Callable[[], None]) -> list[list[float]]:
     return [ms[1:-1] for ms in taken]
 
 
+def _split(loaded: Loaded, capacity: int, k: int, head: str = "") -> Form:
+    """Decoding on two units, which have not begun."""
+    return PredictivePipelined(form="split", k=k, head=head).prepare(Setup(loaded, capacity))
+
+
 def added_bytes(loaded: Loaded, k: int) -> int:
     """Return the memory that decoding on two units takes beyond decoding on one.
 
@@ -165,7 +175,7 @@ def added_bytes(loaded: Loaded, k: int) -> int:
         session.reset(prompt)
         session.prefill()
     before = _held()
-    form = PredictivePipelined(form="split", k=k).prepare(Setup(loaded, capacity))
+    form = _split(loaded, capacity, k)
     form.begin()
     try:
         form.decode(session, Request(prompt, limits, Clock(loaded.staged.device), chooser))

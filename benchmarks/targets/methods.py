@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.halves import measure
 from benchmarks.targets.rows import (
     DTYPES,
     REAL,
@@ -16,6 +17,7 @@ from ppdbench.bench.choices import with_peers
 from ppdbench.bench.runner import Choice
 from ppdbench.bench.summary import overall, summarize
 from ppdbench.bench.sums import add_up
+from ppdbench.engine.loading import ModelSpec, load
 from ppdbench.runs.records import DecodedSample
 
 OURS = ("greedy", "layerskip:exit_layer=2", "prompt-lookup", "draft-verify", "lookahead")
@@ -83,14 +85,23 @@ def speculation(rounds: int) -> Iterator[TargetRow]:
 
 
 def split(rounds: int) -> Iterator[TargetRow]:
-    """Yield the share of the gain that two units of `ppd` get of what the theorem promises."""
+    """Yield the share of the gain that two units of `ppd` get of what the theorem promises.
+
+    With it what is left of the promise to units that talk for nothing: with a memory each, and with
+    this machine's.
+    """
     chosen = [Choice.parse(f"ppd:form=split,k={k},head={REAL}") for k in SPLIT]
     for dtype in DTYPES:
         header, samples = decoded(chosen, rounds, model=REAL, dtype=dtype, tasks=TASKS[:1])
+        loaded = load(ModelSpec(name=REAL, dtype=dtype))
         for summary in summarize(header, add_up(samples), scores=False):
             k, found = summary["options"]["k"], summary["gain_efficiency"]
             what = f"ppd on two units, k={k}, share of the gain, {REAL}, {dtype}"
-            note = f"p {summary['p']:.2f}, promised {summary['predicted_speedup']:.2f}x"
+            halves, p = measure(loaded, k, rounds, REAL), summary["p"]
+            note = (
+                f"p {p:.2f}, promised {summary['predicted_speedup']:.2f}x, with a memory each "
+                f"{halves.speedup_apart(p):.2f}x, with one {halves.speedup(p):.2f}x"
+            )
             yield TargetRow(what, SPLIT[k], [] if found is None else [found], note)
 
 
