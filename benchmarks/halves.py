@@ -65,8 +65,8 @@ class Work:
     """Both halves of a model over one sequence, as the units run them."""
 
     def __init__(self, loaded: Loaded, k: int, head: str) -> None:
-        config = _split(loaded, AT + 8, k, head).config
-        staged, self.middle = loaded.staged, config.exit_after
+        staged, self.middle = loaded.staged, (loaded.staged.n_layers + 1) // 2
+        config = _split(loaded, AT + 8, k, head, self.middle).config
         self.session = session = Session(staged, AT + 8, spare=k)
         step = session.steps.prefill(AT)
         prompt = session.ids([3] * AT)
@@ -158,9 +158,10 @@ def _timed(*parts: Callable[[], None]) -> list[list[float]]:
     return [ms[1:-1] for ms in taken]
 
 
-def _split(loaded: Loaded, capacity: int, k: int, head: str = "") -> Form:
+def _split(loaded: Loaded, capacity: int, k: int, head: str = "", exit_after: int = 0) -> Form:
     """Decoding on two units, which have not begun."""
-    return PredictivePipelined(form="split", k=k, head=head).prepare(Setup(loaded, capacity))
+    method = PredictivePipelined(form="split", k=k, head=head, exit_after=exit_after)
+    return method.prepare(Setup(loaded, capacity))
 
 
 def added_bytes(loaded: Loaded, k: int) -> int:
