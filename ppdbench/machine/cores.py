@@ -11,6 +11,7 @@ import torch
 
 from ppdbench.errors import ConfigError
 from ppdbench.machine.environment import cores_by_thread, quota_cores, usable_cores
+from ppdbench.machine.threads import threads as ours
 
 Cores = tuple[int, ...]
 
@@ -62,8 +63,8 @@ def _move(cores: Collection[int]) -> None:
 def pin() -> None:
     """Pin each thread that computes to a core of its own, for good; only Linux lets us.
 
-    The matrix kernels start their threads with the first product, which is how they are told
-    from others: no product may have been made before.
+    Torch's kernels start their threads with the first product, which is how they are told from
+    others: no product may have been made before. Kernels of our own find what they are to have.
     """
     threads, quota = torch.get_num_threads(), quota_cores()
     if quota is not None and quota < threads:
@@ -76,6 +77,7 @@ def pin() -> None:
     cores, before = sorted(os.sched_getaffinity(0)), cores_by_thread().keys()
     torch.ones(PRODUCT, PRODUCT) @ torch.ones(PRODUCT, PRODUCT)
     computing = [os.getpid(), *sorted(cores_by_thread().keys() - before)]
+    ours.cores = tuple(cores[: torch.get_num_threads()])  # whose threads are yet to begin
     _place((thread, (core,)) for thread, core in zip(computing, cores, strict=False))
 
 

@@ -19,6 +19,8 @@ class Threads:
     def __init__(self) -> None:
         self._borrowers = 0  # loops of a batch take turns, so that the first in may be first out
         self._all = 0
+        self.cores: tuple[int, ...] = ()
+        """The core of each thread that kernels of our own run on, where each has one of its own."""
 
     @property
     def count(self) -> int:

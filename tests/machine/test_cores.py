@@ -20,6 +20,7 @@ needs_two = pytest.mark.skipif(
 
 PINNED = """
 import json, os, torch
+from ppdbench.engine.flat.weights import pack
 from ppdbench.machine.environment import cores_by_thread, set_threads, usable_cores
 from ppdbench.machine.cores import pin
 set_threads(2)
@@ -27,17 +28,22 @@ before = usable_cores()
 pin()
 alone = [held for held in cores_by_thread().values() if len(held) == 1]
 out = torch.ones(600, 600) @ torch.ones(600, 600)
-print(json.dumps([before, usable_cores(), sorted(sum(map(list, alone), [])), float(out.mean())]))
+there = cores_by_thread()
+flat = pack(torch.ones(600, 600))(torch.ones(9, 600))
+new = [held for thread, held in cores_by_thread().items() if thread not in there]
+cores, ours = (sorted(sum(map(list, each), [])) for each in (alone, new))
+print(json.dumps([before, usable_cores(), cores, ours, float(out.mean()), float(flat.mean())]))
 """
 
 
 @needs_two
 def test_two_threads_get_a_core_each_and_the_process_keeps_all() -> None:
     done = subprocess.run([sys.executable, "-c", PINNED], capture_output=True, check=True)
-    before, after, alone, product = json.loads(done.stdout)
+    before, after, torchs, ours, *products = json.loads(done.stdout)
     assert after == before
-    assert alone == sorted(os.sched_getaffinity(0))[:2]
-    assert product == 600
+    assert torchs == sorted(os.sched_getaffinity(0))[:2]
+    assert ours == torchs[1:], "the first one is the one that calls"
+    assert products == [600, 600]
 
 
 def test_threads_are_not_pinned_where_a_container_has_less_time_than_they_need(

@@ -666,6 +666,7 @@ namespace {
 struct Shared {
     std::mutex one_at_a_time;
     std::unique_ptr<flat::Pool> pool;
+    std::vector<int> own;  // the processor of each thread, or none
     flat::Runner<float> wide;
     flat::Runner<Bfloat16> narrow;
     std::map<std::pair<int64_t, int64_t>, flat::Buffers> alone;  // of products without a program
@@ -679,7 +680,7 @@ struct Shared {
         if (n < 1) n = 1;
         if (!pool || pool->asked() != n) {
             pool.reset();
-            pool.reset(new flat::Pool(n, flat::ProcessorTiles::release));
+            pool.reset(new flat::Pool(n, flat::ProcessorTiles::release, own));
         }
         return *pool;
     }
@@ -702,6 +703,7 @@ void begin_anew() {
     // What the parent left behind is in a state that nobody knows: it is not even given back.
     const Shared& before = *shared;
     shared = new Shared;
+    shared->own = before.own;
     shared->wide.choose_like(before.wide), shared->narrow.choose_like(before.narrow);
 }
 
@@ -729,6 +731,8 @@ void flat_ask(int narrow, int two, int more) {
     bool(&asks)[2] = narrow ? shared->narrow.few_ask : shared->wide.few_ask;
     asks[0] = two, asks[1] = more;
 }
+// From the next time on that threads begin, the processor of each.
+void flat_place(const int32_t* own, int count) { shared->own.assign(own, own + count); }
 int flat_lanes() { return flat::LANES; }
 
 // The numbers of a blob.

@@ -138,6 +138,7 @@ class Library:
         self.run = self._function("flat_run", ctypes.c_int, "pww")
         self.linear = self._function("flat_linear", ctypes.c_int, "pwpplw")
         self.lanes: int = self._dll.flat_lanes()
+        self._place(threads.cores)
         self._path = VECTORS
         # By type, the bytes of weights over which it was measured which rows ask ahead.
         self.asked_over: dict[torch.dtype, int] = {}
@@ -147,6 +148,10 @@ class Library:
         kinds: dict[str, Any] = {"p": c_void_p, "l": c_int64, "w": ctypes.c_int}
         function.argtypes, function.restype = [kinds[kind] for kind in takes], gives
         return function
+
+    def _place(self, cores: Sequence[int]) -> None:
+        """Give each thread a core of its own, if there are any."""
+        self._dll.flat_place((c_int32 * len(cores))(*cores), len(cores))
 
     @property
     def paths(self) -> list[int]:

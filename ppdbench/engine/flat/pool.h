@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "apart.h"
 #include "simd.h"
 
 namespace flat {
@@ -102,12 +103,15 @@ class PlainRounding {
 
 class Pool {
    public:
-    // Of fewer threads than are asked for where the system grants no more.
-    Pool(int asked, void (*idle)()) : asked_(asked), idle_(idle) {
+    // Of fewer threads than are asked for where the system grants no more; each on a processor of
+    // its own, if those are given.
+    Pool(int asked, void (*idle)(), const std::vector<int>& own)
+        : asked_(asked), idle_(idle), apart_(own) {
         try {
             for (int i = 1; i < asked; i++) others_.emplace_back([this, i] { stay(i); });
         } catch (const std::system_error&) {
         }
+        apart_.place(others_);
         threads_.store(1 + int(others_.size()));
     }
     ~Pool() {
@@ -120,6 +124,7 @@ class Pool {
 
     void run(Work& work) {
         PlainRounding plain;
+        apart_.keep(others_);
         work_ = &work;
         over_.store(false);
         advance();
@@ -235,6 +240,7 @@ class Pool {
     std::atomic<bool> over_{true}, stop_{false};
     std::mutex mutex_;
     std::condition_variable wake_;
+    Apart apart_;
     std::vector<std::thread> others_;
 };
 
