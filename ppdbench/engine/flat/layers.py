@@ -503,8 +503,8 @@ class LayerWriter:
 
     # What reads out
 
-    def readout(self) -> Buffer:
-        """Write the final norm and the head; the buffer of logits."""
+    def before_head(self) -> Buffer:
+        """Write what stands between the last layer and the head; the buffer that this reads."""
         adapter, program, states = self.adapter, self.program, self.stream
         if adapter.final_norm is not None:
             normed = self._buffer("normed", states.width)
@@ -521,6 +521,11 @@ class LayerWriter:
             projected = self._buffer("projected", adapter.head_width)
             program.linear(states, (projected, flat_of(module, name)))
             states = projected
+        return states
+
+    def readout(self) -> Buffer:
+        """Write the final norm and the head; the buffer of logits."""
+        adapter, program, states = self.adapter, self.program, self.before_head()
         head = flat_of(adapter.head, "head")
         logits = self._buffer("logits", head.out_features)
         program.linear(states, (logits, head))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ppdbench.engine.flat.choice import hold_rows
-from ppdbench.engine.flat.understood import RefusedError
+from ppdbench.engine.flat.understood import NotUnderstoodError, RefusedError
 from ppdbench.engine.flat.weights import pack
 from ppdbench.methods.medusa.flat import FlatHead, FlatHeads
 from ppdbench.methods.medusa.network import MedusaHeads
@@ -29,18 +29,17 @@ def lay_out_heads(heads: MedusaHeads) -> MedusaHeads:
         for h in range(heads.count)
     )
     words = None if heads.words is None else pack(heads.words[1])
-    width = staged.adapter.head_width
-    flat = replace(
-        heads,
-        blocks=(),
-        readout=(),
-        words=None if heads.words is None else (heads.words[0], heads.words[1][:0]),
-        flat=FlatHeads(rows, words, width, staged.dtype),
-    )
-    states = torch.randn(CHECKED, width, generator=torch.Generator().manual_seed(0))
-    wanted, found = (each.logits(states.to(staged.dtype)) for each in (heads, flat))
+    seed = torch.Generator().manual_seed(0)
+    states = torch.randn(CHECKED, staged.hidden_size, generator=seed).to(staged.dtype)
     try:
-        hold_rows(found, wanted, "Medusa's heads")
-    except RefusedError:
+        flat = replace(
+            heads,
+            blocks=(),
+            readout=(),
+            words=None if heads.words is None else (heads.words[0], heads.words[1][:0]),
+            flat=FlatHeads(staged.adapter, rows, words),
+        )
+        hold_rows(flat.logits(states), heads.logits(states), "Medusa's heads")
+    except (NotUnderstoodError, RefusedError):
         return heads
     return flat

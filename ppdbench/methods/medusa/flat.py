@@ -1,20 +1,24 @@
-"""Flat products of Medusa heads: blocks and what is each head's own as one program.
+"""Flat products of Medusa heads: the final norm, blocks and what is each head's own as one program.
 
 All heads read the same state, and many read words through the same rows of the model's head.
-Called one by one, their products take longer to start than to compute.
+Called one by one, norms and products take longer to start than to compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ppdbench.engine.flat.layers import LayerWriter
 from ppdbench.engine.flat.ops import Buffer, Program
 from ppdbench.engine.flat.weights import FlatLinear
+
+if TYPE_CHECKING:
+    from ppdbench.engine.adapters import Adapter
 
 AT_ONCE = 32  # states: what every head makes of them is kept in between
 
@@ -42,29 +46,28 @@ class FlatHeads:
     """Some heads as a program; `words` is the product that all read through, if there is one."""
 
     def __init__(
-        self, heads: Sequence[FlatHead], words: FlatLinear | None, width: int, dtype: torch.dtype
+        self, adapter: Adapter, heads: Sequence[FlatHead], words: FlatLinear | None
     ) -> None:
-        self.heads, self.words = tuple(heads), words
-        self.width, self.dtype = width, dtype
-        self._program = Program(dtype, width)
+        self.adapter, self.heads, self.words = adapter, tuple(heads), words
+        self._program, self.width = Program(adapter.dtype, adapter.hidden_size), adapter.head_width
         own = heads[0].own
         self._own = own[-1].out_features if own else 0
-        self._out = self._program.buffer(len(heads) * (width + self._own))
-        self._write()
+        self._out = self._program.buffer(len(heads) * (self.width + self._own))
+        self._write(LayerWriter(adapter, self._program).before_head())
 
     def first(self, count: int) -> FlatHeads:
         """Only the heads that guess least far ahead, over the same weights."""
-        return FlatHeads(self.heads[:count], self.words, self.width, self.dtype)
+        return FlatHeads(self.adapter, self.heads[:count], self.words)
 
-    def read(self, normed: Tensor) -> HeadStates:
-        """Read states [n, width] by all heads."""
-        parts = [self._run(rows) for rows in torch.split(normed, AT_ONCE)]
+    def read(self, hidden: Tensor) -> HeadStates:
+        """Read states [n, hidden] before the final norm by all heads."""
+        parts = [self._run(rows) for rows in torch.split(self.adapter.state(hidden), AT_ONCE)]
         states, own = (torch.cat(some, dim=1) for some in zip(*parts, strict=True))
         words = None if self.words is None else self.words(states)
         return HeadStates(states, own if self._own else None, words)
 
     def _run(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        found = torch.empty(len(rows), self._out.width, dtype=self.dtype)
+        found = torch.empty(len(rows), self._out.width, dtype=self.adapter.dtype)
         self._program.run(0, self._program.mark(), rows.contiguous(), found, self._out)
         count, at = len(self.heads), len(self.heads) * self.width
         sizes = (self.width, found[:, :at]), (self._own, found[:, at:])
@@ -73,27 +76,27 @@ class FlatHeads:
 
     # The program
 
-    def _write(self) -> None:
+    def _write(self, entering: Buffer) -> None:
         """Blocks x + SiLU(W x + b) of every head, and behind them what is its own."""
         program, count, width = self._program, len(self.heads), self.width
         made, grown = program.buffer(count * width), program.buffer(count * width)
         states = [made.part(h * width, width) for h in range(count)]
         parts = [grown.part(h * width, width) for h in range(count)]
-        sources = [program.hidden] * count
+        sources = [entering] * count
         for level in range(len(self.heads[0].blocks)):
             products = [head.blocks[level] for head in self.heads]
             if level:
                 for source, part, product in zip(sources, parts, products, strict=True):
                     program.linear(source, (part, product))
             else:
-                program.linear(program.hidden, *zip(parts, products, strict=True))
+                program.linear(entering, *zip(parts, products, strict=True))
             program.act(grown, grown, "silu")
             for source, part, state in zip(sources, parts, states, strict=True):
                 program.add(source, part, state)
             sources = states
         if not self.heads[0].blocks:
             for state in states:
-                program.copy(program.hidden, state)
+                program.copy(entering, state)
         program.copy(made, self._out.part(0, made.width))
         for number, (state, head) in enumerate(zip(states, self.heads, strict=True)):
             if head.own:

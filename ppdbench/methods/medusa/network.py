@@ -80,15 +80,15 @@ class MedusaHeads:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [heads, n, words] of states [n, hidden] before the final norm."""
-        adapter = self.loaded.staged.adapter
-        normed: Tensor = adapter.norm(hidden)
-        states, own, words = self._read(normed) if self.flat is None else self.flat.read(normed)
+        adapter, flat = self.loaded.staged.adapter, self.flat
+        states, own, words = self._read(hidden) if flat is None else flat.read(hidden)
         if own is not None and self.whole:
             return adapter.cap(own)
         shared = adapter.head(states) if words is None else words
         return adapter.cap(shared if own is None else shared + own)
 
-    def _read(self, normed: Tensor) -> HeadStates:
+    def _read(self, hidden: Tensor) -> HeadStates:
+        normed = self.loaded.staged.adapter.norm(hidden)
         x = normed.expand(self.count, *normed.shape)
         for weight, bias in self.blocks:
             x = x + silu(torch.baddbmm(bias, x, weight.mT))

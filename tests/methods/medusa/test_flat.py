@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from benchmarks.families import tiny
 from ppdbench.decoding.limits import Limits
+from ppdbench.engine.flat.choice import FLAT
 from ppdbench.engine.flat.ops import Program
 from ppdbench.engine.loading import Loaded, ModelSpec
 from ppdbench.engine.staged import StagedModel
@@ -95,6 +97,30 @@ def test_flat_heads_give_what_the_formula_does(
         assert float((found - true).abs().max()) <= allowed
         plain_off = float((plain.first(count).logits(some).double() - true).abs().max())
         assert plain_off <= allowed  # both mean the same
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("gpt2", {}),  # a mean and a bias
+        ("gemma3_text", {}),  # weights and one
+        ("minicpm3", {}),  # divided behind the norm
+        ("opt", {"word_embed_proj_dim": 24}),  # a projection
+    ],
+)
+def test_what_stands_before_the_head_is_part_of_flat_heads(
+    family: str, overrides: dict[str, int]
+) -> None:
+    model = StagedModel(tiny(family, **overrides), passes=FLAT)
+    plain = heads_of(model, 1, "words and change")
+    flat = lay_out_heads(plain)
+    assert flat.flat is not None
+    hidden = torch.randn(5, model.hidden_size, generator=torch.Generator().manual_seed(1))
+    true = formula(plain, hidden)
+    assert float((flat.logits(hidden).double() - true).abs().max()) <= 1e-5 * float(
+        true.abs().max()
+    )
 
 
 @torch.inference_mode()
