@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from ppdbench.engine.flat import library as kernels_of
 from ppdbench.engine.flat import native
 from ppdbench.engine.flat.check import Wrong, check, check_stored
 from ppdbench.engine.flat.native import EMULATED_TILES, Library, Unavailable
+from ppdbench.engine.flat.weights import FlatLinear
 from tests.engine.flat.conftest import Planted
+
+SIGNALLING = 0x7FA00000  # bits of what is no float32, which memory may hold that nobody has written
 
 # Bugs that somebody could make: the file, what stands there, what would, and what it spoils: passes
 # in these types, of bfloat16 in the plainest way to multiply it unless another is named.
@@ -322,6 +326,16 @@ def test_wrong_kernels_are_found_out(bug: str, planted: Planted) -> None:
     if torch.float32 in spoiled:
         with pytest.raises(Unavailable, match="fail their check"):
             kernels_of.library.__wrapped__(torch.float32)
+
+
+def test_what_is_no_number_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwritten(product: FlatLinear, x: Tensor) -> Tensor:
+        shape = *x.shape[:-1], product.out_features
+        return torch.full(shape, SIGNALLING, dtype=torch.int32).view(torch.float32)
+
+    monkeypatch.setattr(FlatLinear, "__call__", unwritten)
+    with pytest.raises(Wrong, match="a product of float32 is off by nan"):
+        check(torch.float32)
 
 
 @pytest.mark.parametrize("bug", BUGS_OF_STORED)
