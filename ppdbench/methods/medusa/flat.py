@@ -60,8 +60,9 @@ class FlatHeads:
         return FlatHeads(self.adapter, self.heads[:count], self.words)
 
     def read(self, hidden: Tensor) -> HeadStates:
-        """Read states [n, hidden] before the final norm by all heads."""
-        parts = [self._run(rows) for rows in torch.split(self.adapter.state(hidden), AT_ONCE)]
+        """Read states [n, hidden] before the final norm, which eager layers may give wider."""
+        given = self.adapter.state(hidden).to(self.adapter.dtype)
+        parts = [self._run(rows) for rows in torch.split(given, AT_ONCE)]
         states, own = (torch.cat(some, dim=1) for some in zip(*parts, strict=True))
         words = None if self.words is None else self.words(states)
         return HeadStates(states, own if self._own else None, words)

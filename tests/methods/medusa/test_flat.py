@@ -124,6 +124,14 @@ def test_what_stands_before_the_head_is_part_of_flat_heads(
 
 
 @torch.inference_mode()
+def test_states_of_a_wider_type_are_read_too() -> None:
+    model = made.made("llama", torch.bfloat16)
+    flat = lay_out_heads(heads_of(model, 1, "matrix"))
+    hidden = torch.randn(3, model.hidden_size, dtype=torch.bfloat16)
+    assert torch.equal(flat.logits(hidden.float()), flat.logits(hidden))
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("wrong", ["act", "add"])
 def test_wrong_programs_are_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made.made("llama")
