@@ -77,7 +77,7 @@ def pin() -> None:
     cores, before = sorted(os.sched_getaffinity(0)), cores_by_thread().keys()
     torch.ones(PRODUCT, PRODUCT) @ torch.ones(PRODUCT, PRODUCT)
     computing = [os.getpid(), *sorted(cores_by_thread().keys() - before)]
-    ours.cores = tuple(cores[: torch.get_num_threads()])  # whose threads are yet to begin
+    ours.cores = tuple(cores[:threads])  # whose threads are yet to begin
     _place((thread, (core,)) for thread, core in zip(computing, cores, strict=False))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from ppdbench.engine.flat.native import Unavailable, built
 from ppdbench.machine.environment import cores_by_thread
 from tests.engine.flat.conftest import Planted
 from tests.engine.flat.test_weights import drawn, packed
+from tests.machine.test_cores import needs_two
 
 # Small things that are built as kernels are, in a fraction of the time.
 PLAIN = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
@@ -165,23 +165,21 @@ def test_fewer_threads_compute_where_the_system_grants_no_more(planted: Planted)
     torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system alone decides that")
+@needs_two
 def test_threads_run_elsewhere_than_the_one_that_gives_them_work() -> None:
     everywhere = os.sched_getaffinity(0)
-    if len(everywhere) < 2:
-        pytest.skip("there is one processor")
     linear, rows = packed((300, 130), torch.float32), drawn(9, 130)
     before, older = torch.get_num_threads(), cores_by_thread().keys()
     try:
         for count in (3, 2):  # threads that are there may have been moved before
             torch.set_num_threads(count)
             wanted = linear(rows)
-        (ours,) = [cores for thread, cores in cores_by_thread().items() if thread not in older]
-        assert len(everywhere - ours) == 1
+        (ours,) = cores_by_thread().keys() - older
         for here in sorted(everywhere)[:2]:
             os.sched_setaffinity(0, {here})  # it stays there if it may leave again at once
             os.sched_setaffinity(0, everywhere)
             assert torch.equal(linear(rows), wanted)
+            assert len(everywhere - os.sched_getaffinity(ours)) == 1
         assert os.sched_getaffinity(0) == everywhere
     finally:
         os.sched_setaffinity(0, everywhere)
