@@ -65,7 +65,8 @@ class Work:
     """Both halves of a model over one sequence, as the units run them."""
 
     def __init__(self, loaded: Loaded, k: int, head: str) -> None:
-        staged, self.middle = loaded.staged, (loaded.staged.n_layers + 1) // 2
+        staged = loaded.staged
+        self.middle = PredictivePipelined().exit_in(staged.n_layers)
         config = _split(loaded, AT + 8, k, head, self.middle).config
         self.session = session = Session(staged, AT + 8, spare=k)
         step = session.steps.prefill(AT)
