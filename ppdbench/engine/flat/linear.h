@@ -39,8 +39,11 @@ constexpr int most_with_two() {
     return Of::MOST < 4 ? Of::MOST : 4;
 }
 
-// So many keep the nearest cache busy: weights ahead are asked into the next.
-constexpr int MANY_ROWS = 5, ANY_ROWS = 1, NO_ROWS = 1 << 10;
+// Rows from which on weights ahead are asked into the next cache, not into the nearest; and bytes of rows that
+// leave no room in that.
+constexpr int ANY_ROWS = 1, NO_ROWS = 1 << 10;
+constexpr int64_t NEAR_BYTES = 16384;
+constexpr int MANY_ROWS = 5;  // groups of more than that take long parts
 
 // Rows of float32 against weights of float32: a block of them, or its first `count` vectors.
 template <int count>
@@ -202,7 +205,9 @@ void parts_over(const typename Of::Weight* weights, int64_t steps, const typenam
     constexpr bool whole = COLUMNS == BLOCK;
     if (whole && n <= most) {
         const Ahead ahead = ahead_of(weights, few_ask || n > Of::FEW, sums);
-        some_over<Share, most, MANY_ROWS>(int(n), weights, steps, ahead, true, rows, stride, sums);
+        const bool is_full = n * stride * int64_t(sizeof(*rows)) > NEAR_BYTES;
+        const auto over = is_full ? some_over<Share, most, ANY_ROWS> : some_over<Share, most, NO_ROWS>;
+        over(int(n), weights, steps, ahead, true, rows, stride, sums);
         return;
     }
     const int64_t groups = (n + most - 1) / most, turns = groups * (BLOCK / COLUMNS);
