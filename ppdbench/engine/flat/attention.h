@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "coming.h"
 #include "operations.h"
 #include "rows.h"
 
@@ -364,32 +365,6 @@ inline void join(Gathered so_far, Gathered later, int64_t dim) {
     }
 }
 
-// Memory that is asked for while there is something to compute, some of it at a time: more at once would
-// keep what is worked on from coming.
-class Coming {
-   public:
-    template <class T>
-    void add(const T* from, int64_t n) {
-        waiting_[n_++] = {(const char*)from, (const char*)(from + n)};
-    }
-    void ask() {
-        for (int lines = 0; lines < AT_ONCE && asked_ < n_;) {
-            Span& span = waiting_[asked_];
-            for (; lines < AT_ONCE && span.at < span.end; lines++, span.at += LINE)
-                __builtin_prefetch(span.at, 0, 2);
-            if (span.at >= span.end) asked_++;
-        }
-    }
-
-   private:
-    static constexpr int AT_ONCE = 32;
-    struct Span {
-        const char *at, *end;
-    };
-    Span waiting_[2];
-    int n_ = 0, asked_ = 0;
-};
-
 // Some rows of a pass, all query heads of one KV head: the lists of these rows, and scores in a part of
 // them. Heads are counted row by row.
 class SomeRows {
@@ -480,6 +455,10 @@ class Unit : public SomeRows {
     template <class Place>
     void run(int64_t part, bool, Place place) {
         const int64_t begin = part * PART;
+        by_seeing_rows(begin, [&](int64_t r, int64_t, int64_t) {
+            for (int64_t g = 0; g < groups_; g++)
+                take_over(place(r, g).values, Gathered::floats(rows_.values.dim));
+        });
         for (int64_t at = begin; at < begin + PART; at += TILE) score_tile(begin, at);
         Coming coming;
         expect<T>(coming, rows_.values, begin);

@@ -24,6 +24,8 @@ constexpr int64_t WORTH_SHARING = 1 << 14;
 constexpr int64_t ROWS_OF_SUMS = 96;
 // Rows of a product that is run for itself.
 constexpr int64_t ROWS_ALONE = 4 * ROWS_OF_SUMS;
+// Bytes of weights that a thread which waits asks for: a near cache holds them.
+constexpr int64_t MOST_COMING = 1 << 17;
 // Numbers among which one unit of work looks for the largest.
 constexpr int64_t STRETCH = 4096;
 
@@ -116,8 +118,24 @@ class Runner : public Work {
     }
     int64_t at_once() const override { return by_rows_.empty() && step_.two ? 2 : 1; }
     void units(int64_t first, int64_t n, int thread) override {
-        if (n == 2 && at_once() == 2) return (this->*step_.two)(*step_.op, first, thread);
-        Work::units(first, n, thread);
+        const int64_t end = first + n;
+        if (at_once() == 2)
+            for (; first + 2 <= end; first += 2) (this->*step_.two)(*step_.op, first, thread);
+        Work::units(first, end - first, thread);
+    }
+
+    Coming coming(int thread) const override {
+        Coming found;
+        int i = next_;
+        if (second_ && ops_[i].kind == ATTEND) i++;  // it has been read
+        for (; i < spans_[span_].end; i++) {
+            const Operation& op = ops_[i];
+            if (op.kind == LINEAR || op.kind == GATED || op.kind == ATTEND) {
+                op.kind == ATTEND ? expect_keys(found, op, thread) : expect_weights(found, op, thread);
+                break;
+            }
+        }
+        return found;
     }
 
    private:
@@ -195,21 +213,45 @@ class Runner : public Work {
                 if (!pass_->likeliest) return {nullptr, 0, 0};
                 return {&Runner::settle, n, n * threads_, true};
             case LINEAR: {
-                int64_t units = 0, numbers = 0;
-                for (int64_t i = 0; i < op.count; i++) {
-                    units += blocks(op.products[i].out);
+                int64_t numbers = 0;
+                for (int64_t i = 0; i < op.count; i++)
                     numbers += op.products[i].out * op.products[i].in;
-                }
                 const Runs one = &op == leaving_ ? &Runner::linear_out<1> : &Runner::linear<1>;
                 const Runs two = &op == leaving_ ? &Runner::linear_out<2> : &Runner::linear<2>;
-                return {one, units, numbers, false, takes_two(path, NARROW, n) ? two : nullptr};
+                const Runs both = takes_two(path, NARROW, n) ? two : nullptr;
+                return {one, blocks_of(op), numbers, false, both};
             }
             case GATED:
-                return {&Runner::gated, blocks(op.products->out),
-                        2 * op.products->out * op.products->in};
+                return {&Runner::gated, blocks_of(op), 2 * op.products->out * op.products->in};
             case ATTEND:
                 return {&Runner::merge, n, n * op.heads * op.head_dim * attending(op).parts_apart(), true};
             default: return {nullptr, 0, 0};
+        }
+    }
+
+    // What will be read
+
+    // The first weights that a thread multiplies by.
+    void expect_weights(Coming& coming, const Operation& op, int thread) const {
+        const Product* product = op.products;
+        int64_t block = blocks_of(op) * thread / threads_;
+        if (op.kind == LINEAR)
+            while (block >= blocks(product->out)) block -= blocks(product++->out);
+        for (int i = 0; i < (op.kind == GATED ? 2 : 1); i++, product++) {
+            const int64_t bytes = block_bytes(*product), rest = (blocks(product->out) - block) * bytes;
+            const int64_t most = MOST_COMING / (op.kind == GATED ? 2 : 1);
+            coming.add((const char*)product->blob + block * bytes, rest < most ? rest : most);
+        }
+    }
+    void expect_keys(Coming& coming, const Operation& op, int thread) const {
+        const Attending whole = attending(op);
+        const int64_t apart = whole.parts_apart(), unit = whole.units() * thread / threads_;
+        const KeysAndValues read = keys_and_values(*pass_, op, unit / apart / whole.row_blocks());
+        for (const Rows* rows : {&read.keys, &read.more_keys, &read.values}) {
+            const int64_t first = unit % apart * PART, rest = pass_->start - first;
+            if (!rows->dim || rest <= 0) continue;
+            coming.add(rows->of<T>(pass_->held(0, op.layer)) + first * rows->stride,
+                       (rest < PART ? rest : PART) * rows->stride);
         }
     }
 
@@ -392,6 +434,16 @@ class Runner : public Work {
                                 source_of(op, product) * lie.pairs() + lie.at(first);
         products_by_outputs(form, path, groups, pairs, lie, n, sums, own(thread) + SUMS);
     }
+    // Units of an operation that multiplies: those of a gate and what goes through it are one.
+    static int64_t blocks_of(const Operation& op) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < (op.kind == GATED ? 1 : op.count); i++) n += blocks(op.products[i].out);
+        return n;
+    }
+    int64_t block_bytes(const Product& product) const {
+        if (product.form == PLAIN) return BLOCK * deep(product) * sizeof(T);
+        return deep(product) / GROUP * group_words(int(product.form)) * sizeof(uint32_t);
+    }
     bool asks(int64_t n) const { return few_ask[n > 2]; }
     int64_t deep(const Product& product) const {
         return NARROW ? whole_tiles(product.in) : product.in;
@@ -409,7 +461,7 @@ class Runner : public Work {
     }
     // A block of a product that is not stored otherwise.
     Block plain_block(const Product& product, int64_t block, float* sums) const {
-        return {(const T*)product.blob + block * BLOCK * deep(product), sums};
+        return {(const char*)product.blob + block * block_bytes(product), sums};
     }
     // Sums of some rows with a block of a product. Not inlined, so that all is built sooner.
     __attribute__((noinline)) void multiply(const Operation& op, const Product& product,
@@ -486,7 +538,8 @@ class Runner : public Work {
         const Product* product = op.products;
         int64_t block = unit;
         while (block >= blocks(product->out)) block -= blocks(product++->out);
-        if (block + count > blocks(product->out)) return Work::units(unit, count, thread);
+        if (block + count > blocks(product->out))  // the next is of another product
+            return linear<1>(op, unit, thread), linear<1>(op, unit + 1, thread);
         if (!(op.flags & ONTO))
             return linear_by<count>(op, *product, block, thread, [&](int64_t row) {
                 T* to = this->row(product->target, row);
@@ -532,6 +585,7 @@ class Runner : public Work {
     // Rows for themselves
 
     void norm(const Operation& op, int64_t row, int) {
+        take_over(this->row(op.target, row), op.width);
         for (int64_t i = 0; i < op.width; i += op.count)
             rms_norm(this->row(op.source, row) + i, this->row(op.target, row) + i, op.count,
                      op.weight, op.value, op.flags & PLUS_ONE, op.flags & ROUND_FIRST);
@@ -542,6 +596,7 @@ class Runner : public Work {
     }
     void turn(const Operation& op, int64_t row, int) {
         const int64_t width = op.rotary_dim, at = pass_->turned(row) * width;
+        take_over(this->row(op.target, row), op.heads * op.head_dim);
         auto way = op.flags & NEIGHBOURS ? rotate_neighbours<T> : rotate<T>;
         for (int64_t i = 0; i < op.heads; i++)
             way(this->row(op.target, row) + i * op.head_dim, width, pass_->cos[op.turn] + at,
@@ -627,6 +682,7 @@ class Runner : public Work {
     void merge(const Operation& op, int64_t row, int) {
         const int64_t dim = op.value_dim;
         const Attending whole = attending(op);
+        take_over(this->row(op.target, row), op.heads * dim);
         const Sight seen = sight(*pass_, row, 0, op.window);
         const int64_t first = whole.is_apart() ? seen.first_part() : 0;
         const int64_t end = whole.is_apart() ? seen.end_part() : 1;

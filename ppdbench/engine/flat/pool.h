@@ -6,6 +6,7 @@
 // looking again, then they sleep.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -18,12 +19,18 @@
 #include <vector>
 
 #include "apart.h"
+#include "coming.h"
 #include "simd.h"
 
 namespace flat {
 
 constexpr int MOST_THREADS = 256;
 constexpr auto PATIENCE = std::chrono::microseconds(60);
+// Lines of memory that a thread asks for before it looks again whether there is something to do.
+constexpr int LINES_AT_ONCE = 4;
+// Units, or such as go together, that a thread takes at most of its own share; and so many times as many stay
+// there for others to take.
+constexpr int64_t MOST_TAKEN = 4, TIMES_LEFT = 3;
 
 // Memory that grows and begins on a line of the processor's cache.
 class Room {
@@ -60,8 +67,11 @@ class Work {
     // Finds the next job; does itself what is not worth sharing. The number of units, 0 at the end.
     virtual int64_t next() = 0;
     virtual void unit(int64_t unit, int thread) = 0;
-    // Units of this job that a thread should take together, and such as follow each other.
+    // Units of this job that go together if a thread takes that many.
     virtual int64_t at_once() const { return 1; }
+    // What a thread will read first of the job behind this one.
+    virtual Coming coming(int) const { return {}; }
+    // Units that follow each other.
     virtual void units(int64_t first, int64_t n, int thread) {
         for (int64_t i = first; i < first + n; i++) unit(i, thread);
     }
@@ -138,6 +148,8 @@ class Pool {
         std::atomic<uint64_t> units{0};
     };
     static uint64_t packed(uint64_t first, uint64_t end) { return first << 32 | end; }
+    static int64_t first_of(uint64_t units) { return units >> 32; }
+    static int64_t end_of(uint64_t units) { return units & 0xffffffff; }
 
     // Begins the next job that is worth sharing, or says that all is over.
     void advance() {
@@ -145,11 +157,13 @@ class Pool {
         if (units == 0) {
             over_.store(true);
         } else {
-            left_.store(units);
-            at_once_.store(work_->at_once());
+            // All of it is on its way to the others at once: only the news are waited for.
+            left_.store(units, std::memory_order_relaxed);
+            at_once_.store(work_->at_once(), std::memory_order_relaxed);
             const int n = threads();
             for (int i = 0; i < n; i++)
-                shares_[i].units.store(packed(units * i / n, units * (i + 1) / n));
+                shares_[i].units.store(packed(units * i / n, units * (i + 1) / n),
+                                       std::memory_order_release);
         }
         announce();
     }
@@ -166,19 +180,33 @@ class Pool {
     struct Taken {
         int64_t first, n;
     };
-    // A thread takes its own units from the front, perhaps some at once, those of others from the back.
-    // What has been taken belongs to the job that is on: no other begins before it is done.
-    bool take(int self, Taken& taken) {
+    // A thread takes its own units from the front, some at once: each time it waits for what it has stored.
+    bool take_own(int self, Taken& taken) {
+        auto& share = shares_[self].units;
+        uint64_t seen = share.load();
+        while (first_of(seen) < end_of(seen)) {
+            const int64_t first = first_of(seen), rest = end_of(seen) - first;
+            const int64_t each = at_once_.load(), share_of_rest = rest / each / (1 + TIMES_LEFT);
+            const int64_t times = std::clamp<int64_t>(share_of_rest, 1, MOST_TAKEN);
+            const int64_t some = std::min(rest, times * each);
+            if (share.compare_exchange_weak(seen, packed(first + some, end_of(seen)))) {
+                taken = {first, some};
+                return true;
+            }
+        }
+        return false;
+    }
+    // And those of others from the back. What has been taken belongs to the job that is on: no other
+    // begins before it is done.
+    bool take_others(int self, Taken& taken) {
         const int n = threads();
-        for (int i = 0; i < n; i++) {
+        for (int i = 1; i < n; i++) {
             auto& share = shares_[(self + i) % n].units;
             uint64_t seen = share.load();
-            while ((seen >> 32) < (seen & 0xffffffff)) {
-                const int64_t first = seen >> 32, end = seen & 0xffffffff, most = at_once_.load();
-                const int64_t some = i > 0 ? 1 : end - first < most ? end - first : most;
-                if (share.compare_exchange_weak(
-                        seen, i == 0 ? packed(first + some, end) : packed(first, end - some))) {
-                    taken = {i == 0 ? first : end - some, some};
+            while (first_of(seen) < end_of(seen)) {
+                const int64_t last = end_of(seen) - 1;
+                if (share.compare_exchange_weak(seen, packed(first_of(seen), last))) {
+                    taken = {last, 1};
                     return true;
                 }
             }
@@ -186,31 +214,49 @@ class Pool {
         return false;
     }
 
+    // Does what it can take; whoever has done the last of a job begins the next. False if there was nothing.
+    // `coming` is then what the thread reads next.
+    bool work_off(int self, bool (Pool::*take)(int, Taken&), Coming& coming) {
+        Taken taken;
+        int64_t n = 0;  // said once, for the same reason
+        while ((this->*take)(self, taken)) {
+            work_->units(taken.first, taken.n, self);
+            n += taken.n;
+        }
+        if (n == 0) return false;
+        coming = work_->coming(self);
+        if (left_.fetch_sub(n) == n) advance();
+        return true;
+    }
+
+    // What others have stored takes long to come from a distant processor. So nobody looks at shares of others
+    // who may have done the last unit of all.
     template <class Done>
     void help(int self, Done done) {
-        Taken taken;
+        Coming coming;
         while (!done()) {
-            uint32_t heard = news_.load();
-            if (take(self, taken)) {
-                int64_t n = 0;  // said once: each time a thread would wait for what it has stored
-                do {
-                    work_->units(taken.first, taken.n, self);
-                    n += taken.n;
-                } while (take(self, taken));
-                if (left_.fetch_sub(n) == n) advance();
-            } else if (!done()) {
-                wait(heard);
-            }
+            const uint32_t heard = news_.load();
+            if (work_off(self, &Pool::take_own, coming)) continue;
+            if (work_off(self, &Pool::take_others, coming)) continue;
+            if (!done()) wait(self, heard, coming);
         }
     }
 
-    // Until there is news since `heard`.
-    void wait(uint32_t heard) {
+    // Until there is news since `heard`. Memory sends what is coming in the meantime.
+    void wait(int self, uint32_t heard, Coming& coming) {
         idle_();
+        auto heard_more = [&] {
+            if (news_.load() == heard) return false;
+            __builtin_prefetch(&shares_[self], 1);  // to be changed
+            return true;
+        };
+        do {
+            if (heard_more()) return;
+        } while (coming.ask(LINES_AT_ONCE));
         auto until = std::chrono::steady_clock::now() + PATIENCE;
         do {
             for (int i = 0; i < 16; i++) {
-                if (news_.load() != heard) return;
+                if (heard_more()) return;
                 pause_a_little();
             }
         } while (std::chrono::steady_clock::now() < until);

@@ -445,4 +445,12 @@ inline void with_activation(int which, Each each) {
     }
 }
 
+// Asks at once for all lines of memory that is about to be written: for each that another processor has it
+// would else wait when it is its turn.
+template <class T>
+inline void take_over(const T* at, int64_t n) {
+    const auto first = (uintptr_t)at / LINE * LINE, end = (uintptr_t)(at + n);
+    for (uintptr_t line = first; line < end; line += LINE) __builtin_prefetch((const void*)line, 1);
+}
+
 }  // namespace flat
