@@ -21,8 +21,8 @@ from ppdbench.engine.flat.weights import BLOCK, pack
 from ppdbench.engine.levels import GROUP, Levels
 
 # More inputs than kernels take at once where rows are several, in both types; and where they are as
-# many as take turns over long stretches.
-INPUTS, OUTPUTS = 139, 45
+# many as take turns over long stretches. Outputs make an odd number of blocks, the last not full.
+INPUTS, OUTPUTS = 139, 75
 LONG_INPUTS = 1061
 ROWS = (1, 2, 13, 33)
 # Heads of queries and of keys.

@@ -218,8 +218,7 @@ class Runner : public Work {
                     numbers += op.products[i].out * op.products[i].in;
                 const Runs one = &op == leaving_ ? &Runner::linear_out<1> : &Runner::linear<1>;
                 const Runs two = &op == leaving_ ? &Runner::linear_out<2> : &Runner::linear<2>;
-                const Runs both = takes_two(path, NARROW, n) ? two : nullptr;
-                return {one, blocks_of(op), numbers, false, both};
+                return {one, blocks_of(op), numbers, false, in_pairs(op) ? two : nullptr};
             }
             case GATED:
                 return {&Runner::gated, blocks_of(op), 2 * op.products->out * op.products->in};
@@ -231,17 +230,21 @@ class Runner : public Work {
 
     // What will be read
 
-    // The first weights that a thread multiplies by.
+    // The first weights that a thread multiplies by: of one stream, or of two.
     void expect_weights(Coming& coming, const Operation& op, int thread) const {
         const Product* product = op.products;
-        int64_t block = blocks_of(op) * thread / threads_;
-        if (op.kind == LINEAR)
-            while (block >= blocks(product->out)) block -= blocks(product++->out);
-        for (int i = 0; i < (op.kind == GATED ? 2 : 1); i++, product++) {
-            const int64_t bytes = block_bytes(*product), rest = (blocks(product->out) - block) * bytes;
-            const int64_t most = MOST_COMING / (op.kind == GATED ? 2 : 1);
-            coming.add((const char*)product->blob + block * bytes, rest < most ? rest : most);
-        }
+        int64_t unit = blocks_of(op) * thread / threads_;
+        if (op.kind == GATED)
+            return expect(coming, product[0], unit, 2), expect(coming, product[1], unit, 2);
+        while (unit >= blocks(product->out)) unit -= blocks(product++->out);
+        if (!in_pairs(op)) return expect(coming, *product, unit, 1);
+        for (int i = 0; i < 2 && unit + i < blocks(product->out); i++)
+            expect(coming, *product, block_of(op, *product, unit + i), 2);
+    }
+    void expect(Coming& coming, const Product& product, int64_t block, int64_t streams) const {
+        const int64_t bytes = block_bytes(product), rest = (blocks(product.out) - block) * bytes;
+        const int64_t most = MOST_COMING / streams;
+        coming.add((const char*)product.blob + block * bytes, rest < most ? rest : most);
     }
     void expect_keys(Coming& coming, const Operation& op, int thread) const {
         const Attending whole = attending(op);
@@ -512,22 +515,36 @@ class Runner : public Work {
 #pragma GCC unroll 8
         for (int j = 0; j < VECTORS; j++) each(j * LANES, LANES);
     }
-    // Hands out the numbers that one unit of products makes, or it and the next: `row(i)` is what takes
+    // True if a thread takes two blocks of one product at once.
+    bool in_pairs(const Operation& op) const {
+        bool plain = true;
+        for (int64_t i = 0; i < op.count; i++) plain &= op.products[i].form == PLAIN;
+        return plain && takes_two(path, NARROW, pass_->rows);
+    }
+    // The block that a unit of a product is. Of two at once each comes from a half of its own, so that what a
+    // thread reads are two streams that go on from unit to unit.
+    int64_t block_of(const Operation& op, const Product& product, int64_t unit) const {
+        if (!in_pairs(op)) return unit;
+        const int64_t half = (blocks(product.out) + 1) / 2;
+        return unit % 2 * half + unit / 2;
+    }
+    // Hands out the numbers that one unit of a product makes, or it and the next: `row(i)` is what takes
     // those of a row, each vector `(at, x, n)`.
     template <int count, class Row>
-    void linear_by(const Operation& op, const Product& product, int64_t block, int thread, Row row) {
+    void linear_by(const Operation& op, const Product& product, int64_t unit, int thread, Row row) {
+        const int64_t one = block_of(op, product, unit), two = block_of(op, product, unit + 1);
         by_rows(thread, [&](int64_t first, int64_t n, float* sums, float* others) {
             if (count == 2)
-                multiply_two(op, product, block, product, block + 1, first, n, sums, others, thread);
+                multiply_two(op, product, one, product, two, first, n, sums, others, thread);
             else
-                multiply(op, product, block, first, n, sums, thread);
+                multiply(op, product, one, first, n, sums, thread);
             for (int made = 0; made < count; made++) {
-                const int64_t from = (block + made) * BLOCK;
+                const int64_t block = made ? two : one, from = block * BLOCK;
                 for (int64_t i = 0; i < n; i++) {
                     const float* found = (made ? others : sums) + i * BLOCK;
                     const auto put = row(first + i);
                     by_block(product.out - from, [&](int64_t j, int64_t some) {
-                        put(from + j, with_bias(product, found, block + made, j), some);
+                        put(from + j, with_bias(product, found, block, j), some);
                     });
                 }
             }
@@ -536,16 +553,16 @@ class Runner : public Work {
     template <int count>
     void linear(const Operation& op, int64_t unit, int thread) {
         const Product* product = op.products;
-        int64_t block = unit;
-        while (block >= blocks(product->out)) block -= blocks(product++->out);
-        if (block + count > blocks(product->out))  // the next is of another product
+        int64_t own = unit;
+        while (own >= blocks(product->out)) own -= blocks(product++->out);
+        if (own + count > blocks(product->out))  // the next is of another product
             return linear<1>(op, unit, thread), linear<1>(op, unit + 1, thread);
         if (!(op.flags & ONTO))
-            return linear_by<count>(op, *product, block, thread, [&](int64_t row) {
+            return linear_by<count>(op, *product, own, thread, [&](int64_t row) {
                 T* to = this->row(product->target, row);
                 return [=](int64_t at, Vec x, int64_t n) { store_some(to + at, x, n); };
             });
-        linear_by<count>(op, *product, block, thread, [&](int64_t row) {
+        linear_by<count>(op, *product, own, thread, [&](int64_t row) {
             T* to = this->row(product->target, row);
             const T* onto = this->row(op.other, row);
             return [=](int64_t at, Vec x, int64_t n) {
