@@ -46,6 +46,11 @@ void attend_by(const Attending& whole, int64_t unit, const T* queries, int64_t s
     }
 }
 
+// True if each part of the keys is of whole pairs.
+bool is_paired(const Operation& op) {
+    return op.head_dim % 2 == 0 && !(op.flags & LATENTS && op.value_dim % 2);
+}
+
 }  // namespace
 
 template <class T>
@@ -56,14 +61,19 @@ void attend(const Attending& whole, int path, int64_t unit, const T* queries, in
             return with_tiles(path, [&](auto& tiles) {
                 attend_by<TiledUnit<std::decay_t<decltype(tiles)>>>(whole, unit, queries, stride, room);
             });
-    attend_by<Unit<T>>(whole, unit, queries, stride, room);
+#ifdef FLAT_DOT_PRODUCTS
+    if constexpr (IS_NARROW<T>)
+        if (path != VECTORS_ONLY && is_paired(whole.op))
+            return attend_by<Unit<Paired>>(whole, unit, queries, stride, room);
+#endif
+    attend_by<Unit<Numbers<T>>>(whole, unit, queries, stride, room);
 }
 
 template <class T>
 int64_t floats_to_attend(const Attending& whole, int path) {
     const int64_t heads = whole.groups() * whole.rows_of_block();
     const bool in_tiles = IS_NARROW<T> && is_tiled(path);
-    return (in_tiles ? unit_floats<TiledUnit<ProcessorTiles>>(whole) : unit_floats<Unit<T>>(whole)) +
+    return (in_tiles ? unit_floats<TiledUnit<ProcessorTiles>>(whole) : unit_floats<Unit<Numbers<T>>>(whole)) +
            heads * Gathered::floats(whole.op.value_dim);
 }
 

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "coming.h"
+#include "linear.h"
 #include "operations.h"
 #include "rows.h"
 
@@ -99,14 +100,30 @@ inline KeysAndValues keys_and_values(const Pass& pass, const Operation& op, int6
     return {keys, {}, values};
 }
 
-// Keys of 16 places of a list, [head_dim][16], widened.
+// What queries and keys of T are multiplied as: numbers, widened; or pairs of bfloat16 as they are.
 template <class T>
+struct Numbers {
+    using Held = T;
+    using Of = OfFloats;
+    static constexpr int64_t EACH = 1;
+};
+struct Paired {
+    using Held = Bfloat16;
+    using Of = OfPairsAtOnce;
+    static constexpr int64_t EACH = 2;
+};
+
+// Keys of 16 places of a list, [head_dim][16]: numbers, or pairs of them.
+template <class As>
 class KeyTile {
    public:
-    KeyTile(float* keys, const Rows& one, const Rows& two) : keys_(keys), one_(one), two_(two) {}
+    using T = typename As::Held;
+    using Word = typename As::Of::Row;
+
+    KeyTile(float* keys, const Rows& one, const Rows& two) : keys_((Word*)keys), one_(one), two_(two) {}
     // Each part of the keys is filled up to whole vectors.
     static int64_t floats(int64_t dim) { return (dim / LANES + 2) * LANES * TILE; }
-    const float* keys() const { return keys_; }
+    const Word* keys() const { return keys_; }
 
     void clear() {
         for (auto& slot : held_) slot = NONE;
@@ -126,7 +143,7 @@ class KeyTile {
         in_order_ = low == 0 && high == TILE && at + TILE <= seen.before;
         const int64_t any = seen.slot(at + low);
         put(one_, any, keys_);
-        put(two_, any, keys_ + one_.dim * TILE);  // over what fills up the first part
+        put(two_, any, keys_ + one_.dim / As::EACH * TILE);  // over what fills up the first part
         if (!in_order_) return;
         const int64_t next = at + TILES_AHEAD * TILE;
         ask_for(one_, next), ask_for(two_, next);
@@ -146,33 +163,40 @@ class KeyTile {
     }
 
     // The numbers of one part; `any` slot stands for those that nobody asks for.
-    void put(const Rows& part, int64_t any, float* keys) const {
+    void put(const Rows& part, int64_t any, Word* keys) const {
         const T* rows = part.dim ? part.of<T>(cache_) : nullptr;
         const T* of[TILE];
         for (int j = 0; j < TILE; j++) of[j] = rows + (held_[j] == NONE ? any : held_[j]) * part.stride;
         int64_t d = 0;
 #ifdef FLAT_FOUR_COLUMNS
-        constexpr int64_t EACH = 4 * sizeof(float) / sizeof(T);
-        for (; d + EACH <= part.dim; d += EACH)
+        constexpr int64_t AT_ONCE = 4 * sizeof(float) / sizeof(T);
+        for (; d + AT_ONCE <= part.dim; d += AT_ONCE)
             for (int first = 0; first < TILE; first += LANES) {
                 Vec columns[4];
                 four_columns([&](int j) { return (const float*)(of[first + j] + d); }, columns);
-                for (int i = 0; i < 4; i++) put_words(columns[i], keys + d * TILE + first, i);
+                for (int i = 0; i < 4; i++)
+                    put_words(columns[i], (float*)keys + d / As::EACH * TILE + first, i);
             }
 #endif
-        for (; d < part.dim; d += LANES)
-            for (int first = 0; first < TILE; first += LANES) {
-                Vec square[LANES];
-                for (int j = 0; j < LANES; j++) square[j] = load_some(of[first + j] + d, part.dim - d);
-                transpose(square);
-                for (int i = 0; i < LANES; i++) store(keys + (d + i) * TILE + first, square[i]);
-            }
+        if constexpr (As::EACH > 1) {
+            for (; d < part.dim; d += As::EACH)
+                for (int j = 0; j < TILE; j++) memcpy(keys + d / As::EACH * TILE + j, of[j] + d, sizeof(Word));
+        } else {
+            for (; d < part.dim; d += LANES)
+                for (int first = 0; first < TILE; first += LANES) {
+                    Vec square[LANES];
+                    for (int j = 0; j < LANES; j++)
+                        square[j] = load_some(of[first + j] + d, part.dim - d);
+                    transpose(square);
+                    for (int i = 0; i < LANES; i++) store(keys + (d + i) * TILE + first, square[i]);
+                }
+        }
     }
 
     // Words of rows, of which each is a number, or two of bfloat16: half as many change places as would
     // widened.
     static void put_words(Vec words, float* keys, int64_t i) {
-        if constexpr (IS_NARROW<T>) {
+        if constexpr (IS_NARROW<T> && As::EACH == 1) {
             store(keys + 2 * i * TILE, of_pairs<0>(as_ints(words)));
             store(keys + (2 * i + 1) * TILE, of_pairs<1>(as_ints(words)));
         } else {
@@ -180,7 +204,7 @@ class KeyTile {
         }
     }
 
-    float* keys_;
+    Word* keys_;
     const Rows one_, two_;
     int64_t cache_ = NONE;
     int64_t held_[TILE] = {};
@@ -196,29 +220,33 @@ struct Gathered {
 };
 
 // A query, and where its scores go.
+template <class As>
 struct Asked {
-    const float* query;
+    const typename As::Of::Row* query;
     float* scores;
 };
 
-// Scores of 16 keys; even and odd numbers of a head are summed apart.
-template <int n>
-void score(const Asked* asked, const float* keys, int64_t dim) {
+// Scores of 16 keys of so many words; even and odd ones of a head are summed apart.
+template <class As, int n>
+void score(const Asked<As>* asked, const typename As::Of::Row* keys, int64_t words) {
+    using Of = typename As::Of;
+    auto key = [&](int64_t d, int j) {
+        return Of::template weights<0>((const typename Of::Weight*)keys + d * TILE + j);
+    };
     for (int j = 0; j < TILE; j += LANES) {
         Vec even[n], odd[n];
         for (int i = 0; i < n; i++) even[i] = odd[i] = Vec{};
         int64_t d = 0;
-        for (; d + 1 < dim; d += 2) {
-            const Vec one = read_once(load(keys + d * TILE + j));
-            const Vec two = read_once(load(keys + (d + 1) * TILE + j));
+        for (; d + 1 < words; d += 2) {
+            const auto one = key(d, j), two = key(d + 1, j);
 #pragma GCC unroll 8
             for (int i = 0; i < n; i++) {
-                even[i] = fma(all(asked[i].query[d]), one, even[i]);
-                odd[i] = fma(all(asked[i].query[d + 1]), two, odd[i]);
+                even[i] = Of::plus(even[i], Of::again(asked[i].query[d]), one);
+                odd[i] = Of::plus(odd[i], Of::again(asked[i].query[d + 1]), two);
             }
         }
         for (int i = 0; i < n; i++) {
-            if (d < dim) even[i] = fma(all(asked[i].query[d]), load(keys + d * TILE + j), even[i]);
+            if (d < words) even[i] = Of::plus(even[i], Of::again(asked[i].query[d]), key(d, j));
             store(asked[i].scores + j, even[i] + odd[i]);
         }
     }
@@ -429,26 +457,29 @@ class SomeRows {
 };
 
 // Some rows over parts of their lists.
-template <class T>
+template <class As>
 class Unit : public SomeRows {
    public:
+    using T = typename As::Held;
+    using Word = typename As::Of::Row;
+
     // `queries` are those of row 0, `stride` apart; `room` is the thread's.
     Unit(const Pass& pass, const Operation& op, int64_t kv_head, int64_t first_row, int64_t end_row,
          const T* queries, int64_t stride, float* room)
         : SomeRows(pass, op, kv_head, first_row, end_row), dim_(op.head_dim),
-          tile_(room, rows_.keys, rows_.more_keys), scores_(room + KeyTile<T>::floats(dim_)) {
+          tile_(room, rows_.keys, rows_.more_keys), scores_(room + KeyTile<As>::floats(dim_)) {
         queries += first_row * stride + first_head_ * dim_;
-        if constexpr (IS_NARROW<T>) {
-            float* const wide = scores_ + heads_ * PART;
+        if constexpr (sizeof(Word) == As::EACH * sizeof(T)) {
+            queries_ = (const Word*)queries, stride_ = stride / As::EACH;
+        } else {
+            Word* const wide = scores_ + heads_ * PART;
             queries_ = wide, stride_ = groups_ * dim_;
             for (int64_t r = 0; r < end_row - first_row; r++)
                 copy(queries + r * stride, wide + r * stride_, stride_);
-        } else {
-            queries_ = queries, stride_ = stride;
         }
     }
     static int64_t room_floats(const Operation& op, int64_t heads) {
-        return KeyTile<T>::floats(op.head_dim) + heads * (PART + IS_NARROW<T> * op.head_dim);
+        return KeyTile<As>::floats(op.head_dim) + heads * (PART + IS_NARROW<T> * op.head_dim);
     }
 
     // Only rows that see something of the part gather; `place(row, group)` says where.
@@ -474,6 +505,7 @@ class Unit : public SomeRows {
     }
 
    private:
+    int64_t words() const { return dim_ / As::EACH; }
     float* scores(int64_t head) const { return scores_ + head * PART; }
     void score_tile(int64_t begin, int64_t at) {
         tile_.clear();
@@ -487,7 +519,7 @@ class Unit : public SomeRows {
                 tile_.fill(seen, at, int(low), int(high));
             }
             for (int64_t g = 0; g < groups_; g++) {
-                const float* query = queries_ + (r - first_row_) * stride_ + g * dim_;
+                const Word* query = queries_ + (r - first_row_) * stride_ + g * words();
                 asked_[n_asked_++] = {query, scores(head_of(r) + g) + at - begin};
                 if (n_asked_ == MOST_ASKED) answer();
             }
@@ -497,10 +529,10 @@ class Unit : public SomeRows {
     // Scores the queries that have been collected.
     void answer() {
         static_assert(MOST_ASKED <= 8, "no more than there are cases");
-        using Score = void (*)(const Asked*, const float*, int64_t);
-        static constexpr Score some[] = {score<1>, score<2>, score<3>, score<4>,
-                                         score<5>, score<6>, score<7>, score<8>};
-        if (n_asked_) some[n_asked_ - 1](asked_, tile_.keys(), dim_);
+        using Score = void (*)(const Asked<As>*, const Word*, int64_t);
+        static constexpr Score some[] = {score<As, 1>, score<As, 2>, score<As, 3>, score<As, 4>,
+                                         score<As, 5>, score<As, 6>, score<As, 7>, score<As, 8>};
+        if (n_asked_) some[n_asked_ - 1](asked_, tile_.keys(), words());
         n_asked_ = 0;
     }
     // Gathers for all rows at once what they see in the same slots from the first place on that any sees.
@@ -539,11 +571,11 @@ class Unit : public SomeRows {
     }
 
     const int64_t dim_;
-    const float* queries_;  // of the first of the rows, as numbers that are multiplied by keys
+    const Word* queries_;  // of the first of the rows, as keys are multiplied by them
     int64_t stride_;
-    KeyTile<T> tile_;
+    KeyTile<As> tile_;
     float* scores_;
-    Asked asked_[MOST_ASKED];
+    Asked<As> asked_[MOST_ASKED];
     int n_asked_ = 0;
 };
 

@@ -27,8 +27,9 @@ LONG_INPUTS = 1061
 ROWS = (1, 2, 13, 33)
 # Heads of queries and of keys.
 HEADS, KV_HEADS = 6, 2
-# Of latents that serve all heads: how wide they are, and the keys beside them; the room for each.
-LATENT, TURNED, ROOM = 21, 6, 24
+# Of latents that serve all heads: how wide they are, one after another and in pairs, and the keys
+# beside them; the room for each.
+LATENTS, TURNED, ROOM = (21, 22), 6, 24
 # The layer that attends, behind one of narrower rows.
 LAYER = 1
 SCALE = 20**-0.5
@@ -118,7 +119,8 @@ def check(dtype: torch.dtype) -> None:
     for start in STARTS:
         for way in WAYS:
             _check_attention(dtype, made, start, way, NARROW)
-        _check_latents(dtype, made, start)
+        for latent in LATENTS:
+            _check_latents(dtype, made, start, latent)
     _check_attention(dtype, made, WIDE_START, AttentionWay(window=LONG_WINDOW), WIDE)
 
 
@@ -346,19 +348,19 @@ def _check_attention(
     _check_tree("attention", program, x, out, start, (keys, values), wanted, shape)
 
 
-def _check_latents(dtype: torch.dtype, made: torch.Generator, start: int) -> None:
+def _check_latents(dtype: torch.dtype, made: torch.Generator, start: int, latent: int) -> None:
     """Attention of heads that look at the same latents."""
     capacity = start + NARROW.rows + ROOM_BEHIND
     keys, values = (_random(made, 1, 1, capacity, ROOM, dtype=dtype) for _ in range(2))
-    keys[..., LATENT:], values[..., TURNED:] = torch.nan, torch.nan  # there is room for more
-    asked, wide = HEADS * (TURNED + LATENT), LATENT + TURNED
+    keys[..., latent:], values[..., TURNED:] = torch.nan, torch.nan  # there is room for more
+    asked, wide = HEADS * (TURNED + latent), latent + TURNED
     program = Program(dtype, asked + wide)
     queries, kept = program.hidden.part(0, asked), program.hidden.part(asked, wide)
-    out = program.buffer(HEADS * LATENT)
-    program.store(kept.part(0, LATENT), kept.part(LATENT, TURNED), LAYER, 1, LATENT, TURNED)
-    program.attend(queries, out, LAYER, HEADS, 1, wide, SCALE, latents=LATENT)
+    out = program.buffer(HEADS * latent)
+    program.store(kept.part(0, latent), kept.part(latent, TURNED), LAYER, 1, latent, TURNED)
+    program.attend(queries, out, LAYER, HEADS, 1, wide, SCALE, latents=latent)
     x = _random(made, NARROW.rows, asked + wide, dtype=dtype)
-    wanted = _attended_latents(x, keys, values, start)
+    wanted = _attended_latents(x, keys, values, start, latent)
     _check_tree("attention to latents", program, x, out, start, (keys, values), wanted, NARROW)
 
 
@@ -422,11 +424,13 @@ def _attended(
     return _gathered(queries, all_keys, all_values, start, way, shape)
 
 
-def _attended_latents(x: Tensor, keys: Tensor, values: Tensor, start: int) -> np.ndarray:
-    """The same over latents: [row, HEADS * LATENT]."""
-    asked = HEADS * (TURNED + LATENT)
-    queries, latents, turned = np.split(_wide(x), [asked, asked + LATENT], axis=1)
-    latents = np.concatenate([_wide(keys)[0, 0, :start, :LATENT], latents])
+def _attended_latents(
+    x: Tensor, keys: Tensor, values: Tensor, start: int, latent: int
+) -> np.ndarray:
+    """The same over latents: [row, HEADS * latent]."""
+    asked = HEADS * (TURNED + latent)
+    queries, latents, turned = np.split(_wide(x), [asked, asked + latent], axis=1)
+    latents = np.concatenate([_wide(keys)[0, 0, :start, :latent], latents])
     turned = np.concatenate([_wide(values)[0, 0, :start, :TURNED], turned])
     rows = np.concatenate([turned, latents], axis=1), latents
     of_keys, of_values = (np.broadcast_to(part, (HEADS, *part.shape)) for part in rows)

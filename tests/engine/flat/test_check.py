@@ -146,7 +146,7 @@ BUGS: dict[str, tuple[str, str, str, tuple[torch.dtype | int, ...]]] = {
     ),
     "keys over other keys": (
         "attention.h",
-        "put(two_, any, keys_ + one_.dim * TILE);",
+        "put(two_, any, keys_ + one_.dim / As::EACH * TILE);",
         "put(two_, any, keys_);",
         (torch.float32, torch.bfloat16),
     ),
