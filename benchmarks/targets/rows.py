@@ -52,15 +52,19 @@ def decoded(
     model: str = REFERENCE,
     dtype: str = "auto",
     tasks: Sequence[str] = ("xsum",),
+    max_new_tokens: int | None = 64,
     profile: bool = False,
 ) -> tuple[Header, list[DecodedSample]]:
-    """The header and the samples of a run of a model with these methods, in turns."""
+    """The header and the samples of a run of a model with these methods, in turns.
+
+    Without `max_new_tokens` answers are as long as each task lets them be.
+    """
     config = DecodeConfig(
         model=ModelSpec(name=model, dtype=dtype, device="cpu", offline=True),
         tasks=tuple(tasks),
         data="builtin",
         limit=max(5, rounds),
-        max_new_tokens=64,
+        max_new_tokens=max_new_tokens,
         methods=tuple(chosen),
         profile=profile,
     )

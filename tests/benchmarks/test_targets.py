@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.engines.__main__ import EngineSpeeds, MeasuredEngines
 from benchmarks.targets import __main__ as targets
@@ -16,6 +17,7 @@ from benchmarks.targets import memory, methods, speed
 from benchmarks.targets.rows import TargetRow, in_another_process
 
 TINY = "synthetic:layers=2,hidden=64"
+ANY = tuple(range(64))
 
 
 def test_a_row_shows_the_median_and_the_range_or_why_there_are_none() -> None:
@@ -109,3 +111,30 @@ def test_what_is_asked_for_is_measured_and_nothing_else(
     with pytest.raises(SystemExit):
         targets.main()
     assert "--only grwth: use growth, probing" in capsys.readouterr().err
+
+
+def test_answers_that_say_nothing_are_told_apart_in_what_speculation_gains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(methods, "REAL", TINY)
+    monkeypatch.setattr(methods, "DTYPES", ("float32",))
+    monkeypatch.setattr(methods, "FREE", ("greedy", "prompt-lookup"))
+    monkeypatch.setattr(methods, "TRAINED", ())
+    monkeypatch.setattr(methods, "TASKS", ("gsm8k",))
+    real = methods.decoded
+
+    def cut(*args: Any, **more: Any) -> Any:
+        assert more.pop("max_new_tokens") is None  # whole answers
+        header, samples = real(*args, **more)
+        first, *_ = (sample.question for sample in samples)
+        outputs = {first: (7,) * 64}
+        return header, [
+            replace(s, output_ids=outputs.get(s.question, ANY), text="words") for s in samples
+        ]
+
+    monkeypatch.setattr(methods, "decoded", cut)
+    gain, beside_peer = methods.speculation(6)
+    assert gain.what == f"prompt-lookup / greedy, {TINY}, float32"
+    assert re.fullmatch(r"[\d.]+ \[[\d.]+, [\d.]+\] without 1 endless or empty answers", gain.note)
+    assert beside_peer.goal == "2.5 or more"
+    assert len(beside_peer.values) == 6
