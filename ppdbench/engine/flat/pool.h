@@ -218,7 +218,7 @@ class Pool {
     // `coming` is then what the thread reads next.
     bool work_off(int self, bool (Pool::*take)(int, Taken&), Coming& coming) {
         Taken taken;
-        int64_t n = 0;  // said once, for the same reason
+        int64_t n = 0;  // said once, as units are taken some at once
         while ((this->*take)(self, taken)) {
             work_->units(taken.first, taken.n, self);
             n += taken.n;
