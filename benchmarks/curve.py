@@ -137,7 +137,7 @@ def _line(found: PassCurve) -> dict[str, Cell]:
         "threads": found.threads,
         "behind": found.context,
         "one row ms": one.ours.median,
-        "reading / one row": found.reading_ms / one.ours.median,
+        "reading / one row": found.reading_share,
         **{
             f"x {rows}": points[rows].ours.median / one.ours.median if rows in points else None
             for rows in ROWS[1:]

@@ -61,6 +61,11 @@ class SideTimes:
         low, high = np.quantile(self.ms, (0.25, 0.75))
         return float(high / low)
 
+    def by_round(self, rounds: int) -> list[float]:
+        """The pass in the middle of each round."""
+        n = len(self.ms) // rounds
+        return [median(self.ms[i : i + n]) for i in range(0, n * rounds, n)]
+
 
 @dataclass(frozen=True, slots=True)
 class PassPoint:
@@ -93,7 +98,9 @@ class PassCurve:
 
     `weight_bytes` are those that a pass reads. `same_tokens` are the rows of the widest pass for
     which both sides find the same token the likeliest. `experts_of_a_layer` are those that it
-    holds, where some of them are chosen for each token.
+    holds, where some of them are chosen for each token. `reading_shares` are the times of reading
+    the weights over our passes of one row right behind it, round by round: what memory delivers may
+    change within seconds. Curves of earlier versions have none.
     """
 
     model: str
@@ -109,6 +116,19 @@ class PassCurve:
     bandwidth_bytes_per_s: float
     path: PassPath
     experts_of_a_layer: int | None = None
+    reading_shares: tuple[float, ...] = ()
+
+    @property
+    def reading_share(self) -> float:
+        """The share of our pass of one row that reading the weights takes."""
+        if not self.reading_shares:
+            return self.reading_ms / self.points[0].ours.median
+        return median(self.reading_shares)
+
+    def over_one(self, point: PassPoint) -> list[float]:
+        """Our passes of a size over those of one row, round by round."""
+        many, one = (each.ours.by_round(self.rounds) for each in (point, self.points[0]))
+        return [a / b for a, b in zip(many, one, strict=True)]
 
     @property
     def reading_ms(self) -> float:
@@ -133,6 +153,7 @@ class PassCurve:
             "rounds": self.rounds,
             "curve": [point.to_dict() for point in self.points],
             "reading_ms": self.reading_ms,
+            "reading_share": self.reading_share,
             "path": self.path.kernels,
             "why": self.path.why,
             "prepared_s": self.path.prepared_s,
@@ -187,6 +208,7 @@ def time_curve(
     prompt, following = tokens[:context], tokens[context:]
     clock = clock or Clock(staged.device)
     speeds: list[float] = []
+    weights = weight_bytes_read(staged)
     with torch.inference_mode():
         passes = OurPasses(ours, prompt, sizes[-1])
         sides = passes, StockPasses(stock, prompt), BehindOther(passes)
@@ -194,16 +216,26 @@ def time_curve(
         for number in range(rounds):
             if progress is not None:
                 progress("timing passes", number, rounds)
-            speeds.append(
-                bandwidth or measure_bandwidth(staged.device, staged.readers, BANDWIDTH_S)
-            )
             forward = number % 2 == 0
             for size in sizes if forward else sizes[::-1]:
+                if size == 1:
+                    speeds.append(
+                        bandwidth or measure_bandwidth(staged.device, staged.readers, BANDWIDTH_S)
+                    )
                 for side in range(len(sides))[:: 1 if forward else -1]:
                     took = _turn(sides[side], following[:size], clock)
                     times.setdefault((size, side), []).extend(took)
         found = [_once(side, following) for side in sides[:2]]
         experts = {n: _experts_read(passes, following[:n]) for n in sizes}
+    points = tuple(
+        PassPoint(
+            n,
+            *(SideTimes(tuple(times[n, side])) for side in range(len(sides))),
+            experts=experts[n],
+        )
+        for n in sizes
+    )
+    single = points[0].ours.by_round(rounds)
     return PassCurve(
         model=ours.spec.name,
         is_synthetic=ours.spec.is_synthetic,
@@ -212,19 +244,15 @@ def time_curve(
         threads=torch.get_num_threads(),
         context=context,
         rounds=rounds,
-        points=tuple(
-            PassPoint(
-                n,
-                *(SideTimes(tuple(times[n, side])) for side in range(len(sides))),
-                experts=experts[n],
-            )
-            for n in sizes
-        ),
+        points=points,
         same_tokens=sum(a == b for a, b in zip(*found, strict=True)),
-        weight_bytes=weight_bytes_read(staged),
+        weight_bytes=weights,
         bandwidth_bytes_per_s=median(speeds),
         path=staged.path,
         experts_of_a_layer=experts_of_a_layer(staged),
+        reading_shares=tuple(
+            1e3 * weights / speed / ms for speed, ms in zip(speeds, single, strict=True)
+        ),
     )
 
 

@@ -52,11 +52,10 @@ def curve_label(found: PassCurve) -> str:
 
 def limit_words(found: PassCurve) -> str:
     """Say how long reading the weights takes, and how much of one row's pass that is."""
-    share = found.reading_ms / found.points[0].ours.median
     return (
         f"reading the weights once, {found.weight_bytes / 1e6:.1f} MB at "
         f"{found.bandwidth_bytes_per_s / 1e9:.1f} GB/s, takes {found.reading_ms:.2f} ms: "
-        f"{share:.2f} of our pass of one row"
+        f"{found.reading_share:.2f} of our pass of one row"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from ppdbench.bench.pass_curve import (
     BehindOther,
     OurPasses,
     PassCurve,
+    SideTimes,
     StockPasses,
     measure_curve,
     time_curve,
@@ -111,8 +113,21 @@ def test_the_limit_and_the_path_are_those_of_the_model(curve: PassCurve, ours: L
     row_of_the_table = 32
     assert curve.weight_bytes == pytest.approx(4 * (weights + row_of_the_table), rel=1e-3)
     assert found["reading_ms"] == pytest.approx(1e3 * curve.weight_bytes / BANDWIDTH)
+    assert found["reading_share"] == pytest.approx(found["reading_ms"] / (40 + 1))
+    assert len(curve.reading_shares) == 2
     assert (found["path"], found["why"]) == (ours.staged.path.kernels, ours.staged.path.why)
     assert found["prepared_s"] == ours.staged.path.prepared_s
+
+
+def test_a_memory_that_changes_between_rounds_changes_no_ratio(curve: PassCurve) -> None:
+    fast, slow = (1.0, 1.1, 1.0), (2.0, 2.0, 2.2)
+    many = SideTimes((*(3 * t for t in fast), *(3 * t for t in slow), *(3 * t for t in fast)))
+    one = SideTimes((*fast, *slow, *fast))
+    points = tuple(replace(p, ours=one if p.rows == 1 else many) for p in curve.points)
+    found = replace(curve, points=points, rounds=3, reading_shares=(0.8, 0.9, 0.7))
+    assert found.over_one(found.points[-1]) == pytest.approx([3.0, 3.0, 3.0])
+    assert found.reading_share == 0.8
+    assert replace(found, reading_shares=()).reading_share == found.reading_ms / 1.1
 
 
 def stock_parameters() -> list[tuple[str, torch.nn.Parameter]]:
