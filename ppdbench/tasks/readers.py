@@ -44,16 +44,17 @@ def _jsonl(path: Path) -> Iterator[Columns]:
             line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if line.strip():
                 text = _utf8(line, path, start + len(raw) - len(line))
-                yield _object(_json(text, path, number), f"{path}, line {number}")
+                ends = not raw.endswith(b"\n")  # only there a file can be cut off
+                yield _object(_json(text.rstrip(), path, number, ends), f"{path}, line {number}")
             start += len(raw)
 
 
-def _json(text: str, path: Path, line: int) -> object:
+def _json(text: str, path: Path, line: int, ends: bool = True) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         where = f"{path}, line {line + error.lineno - 1}"
-        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        cut = ends and (error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"))
         hint = "; the file seems to be cut off there" if cut else ""
         raise DataError(
             f"{where}: not valid JSON at column {error.colno}: {error.msg}{hint}"

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from ppdbench.errors import DataError
 from ppdbench.tasks import (
     build_examples,
     load_task,
@@ -136,6 +137,15 @@ def test_broken_files_are_explained(tmp_path, name, content, parts):
     path = tmp_path / name
     path.write_bytes(content)
     data_fails(path, name, *parts)
+
+
+def test_a_broken_line_in_the_middle_is_named_and_the_file_not_called_cut_off(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": \n{"a": 3}\n')
+    with pytest.raises(DataError) as refused:
+        rows_of(path)
+    said = f"{path}, line 2: not valid JSON at column 6: Expecting value"
+    assert str(refused.value) == said
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path):
