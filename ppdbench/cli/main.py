@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import io
 import os
-import signal
 import sys
 import traceback
 import warnings
@@ -19,6 +18,7 @@ import click
 
 from ppdbench import __version__
 from ppdbench.cli.common import notice, warn
+from ppdbench.cli.interrupts import Interrupts
 from ppdbench.errors import ConfigError, PpdbenchError, PpdbenchWarning, UnknownName
 from ppdbench.files.clean import clean
 from ppdbench.runs.shards import Shard
@@ -177,9 +177,8 @@ def _heard_or_not() -> TextIO:
 
 def main() -> None:
     """Entry point of the installed command. Being told to end is an interrupt like any other."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if Shard.launched().launch is not None:  # torchrun hands Ctrl-C on, even in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # torchrun hands Ctrl-C on, even in the background, where it is ignored
+    Interrupts().listen(to_ignored=Shard.launched().launch is not None)
     for name in ("stdout", "stderr"):  # closed by whoever started this: nobody wants to read it
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
