@@ -157,7 +157,7 @@ def shown(embedded: DemoRuns, page: Path, real: DemoRuns | None = None) -> None:
 def brief(table: Sheet, bench: Run) -> Sheet:
     """The table less what explains it: only what warns stays."""
     summaries = [*bench.summaries, *bench.overall]
-    longer = {evidence.PAIRED, decode_tables.PER_STEP, *map(evidence.why_no_gain, summaries)}
+    longer = {evidence.PAIRED, *map(evidence.why_no_gain, summaries)}
     return replace(table, notes=tuple(note for note in table.notes if note not in longer))
 
 
@@ -189,7 +189,8 @@ def faster(bench: Run) -> Sheet:
     """The comparison over all tasks, or over the one that a run came to before it was stopped."""
     sheets = of_run(bench).sheets
     together = next((s for s in sheets if s.title.startswith("all tasks")), sheets[0])
-    return together.without("per step")
+    notes = tuple(note for note in together.notes if note != decode_tables.PER_STEP)
+    return replace(together.without("per step"), notes=notes)
 
 
 def exactness(bench: Run) -> Iterator[str]:
@@ -256,5 +257,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        print("demo: interrupted", file=sys.stderr)
+        print("demo: interrupted; `make demo` begins anew", file=sys.stderr)
         sys.exit(INTERRUPTED)

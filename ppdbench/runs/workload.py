@@ -59,7 +59,7 @@ def without_score(task: str, examples: Sequence[str]) -> str:
     named = ", ".join(examples[:5]) + (", ..." if len(examples) > 5 else "")
     return (
         f"{task}: no score for {counted(len(examples), 'example')}, whose reference "
-        f"holds no answer to compare with: {named}"
+        f"holds no answer to compare with: id {named}"
     )
 
 

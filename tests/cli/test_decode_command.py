@@ -341,7 +341,8 @@ def test_a_reference_without_an_answer_is_told_before_anything_is_decoded(
     asked = [*command, "--method", "jacobi", "--model", model_folder(tmp_path / "model")]
     assert run([*asked, "--task", "gsm8k", "--data", str(data), "--out", "run"]) == 2
     assert [line for line in capsys.readouterr().err.splitlines() if "gsm8k" in line] == [
-        "warning: gsm8k: no score for 1 example, whose reference holds no answer to compare with: 1"
+        "warning: gsm8k: no score for 1 example, whose reference holds no answer to compare with: "
+        "id 1"
     ]
 
 

@@ -202,8 +202,8 @@ function probeView(run, example, entry) {
     make("p", null, { className: "keys" }, keys),
     grid(run, entry, entry.ranks, "own head"),
   ];
-  if (entry.trained) parts.push(grid(run, entry, entry.trained, "trained heads"));
   if (entry.own) parts.push(make("p", "Cells name the layer's own first choice.", { className: "note" }));
+  if (entry.trained) parts.push(grid(run, entry, entry.trained, "trained heads"));
   return parts;
 }
 
