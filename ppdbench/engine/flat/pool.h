@@ -1,7 +1,7 @@
 // Threads that share out the units of one job after another.
 //
 // A job is over when its units are done, not when all threads have come: one that the system has
-// put aside holds up nothing but the unit it was at. Whoever ends the last unit of a job begins
+// put aside holds up nothing but the few units that it had taken. Whoever ends the last unit of a job begins
 // the next one, so that work goes on as long as any thread runs. Threads wait for a while by
 // looking again, then they sleep.
 #pragma once
