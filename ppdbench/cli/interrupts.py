@@ -6,22 +6,23 @@ import signal
 import time
 from types import FrameType
 
-HELD_S = 0.5  # a key that is held down comes again sooner
+HELD_S = 2.0  # in which a command ends: what comes again meanwhile is the same interrupt
 
 
 class Interrupts:
     """Raises `KeyboardInterrupt`, but not for what comes again at once.
 
-    That would fall into the middle of ending, and end there in a traceback.
+    That would fall into the middle of ending, and end there in a traceback. What comes later is
+    raised again: a library may have dropped the first.
     """
 
     def __init__(self) -> None:
-        self._last = float("-inf")
+        self._raised = float("-inf")
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        held, self._last = now - self._last < HELD_S, now
-        if not held:
+        if now - self._raised >= HELD_S:
+            self._raised = now
             raise KeyboardInterrupt
 
     def listen(self, *, to_ignored: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import io
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -190,6 +191,8 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.showwarning = partial(tell_warning, otherwise=warnings.showwarning)
         codes.append(run(sys.argv[1:]))
+    if codes[0] == INTERRUPTED:  # a key that is still held down has nothing left to end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(codes[0])
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ppdbench.cli import interrupts
 from ppdbench.cli.interrupts import HELD_S, Interrupts
 
 LOOKED_S, PATIENCE_S = 0.05, 120.0
@@ -27,14 +26,14 @@ def handlers() -> Iterator[None]:
 
 
 def test_what_comes_again_at_once_is_the_same_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([1.0, 1.0 + HELD_S / 2, 1.0 + HELD_S, 2.5 + HELD_S])
-    monkeypatch.setattr(interrupts.time, "monotonic", lambda: next(times))
+    times = iter([1.0, 1.0 + HELD_S / 100, 1.0 + HELD_S / 2, 1.0 + HELD_S])
+    monkeypatch.setattr("ppdbench.cli.interrupts.time.monotonic", lambda: next(times))
     heard = Interrupts()
     with pytest.raises(KeyboardInterrupt):
         heard(signal.SIGINT, None)
     heard(signal.SIGINT, None)  # held down
     heard(signal.SIGINT, None)
-    with pytest.raises(KeyboardInterrupt):  # pressed once more
+    with pytest.raises(KeyboardInterrupt):  # still: a library dropped the first
         heard(signal.SIGINT, None)
 
 
@@ -48,28 +47,20 @@ def test_an_ignored_ctrl_c_stays_ignored_unless_asked_for(handlers: None) -> Non
 
 
 def test_a_key_held_down_ends_a_run_with_one_line(tmp_path: Path) -> None:
-    words = (
-        "bench",
-        "--offline",
-        "--task",
-        "gsm8k",
-        "--limit",
-        "8",
-        "--out",
-        str(tmp_path / "run"),
-    )
+    run = tmp_path / "run"
+    words = ("bench", "--offline", "--task", "gsm8k", "--limit", "60", "--out", str(run))
     with subprocess.Popen(
         [sys.executable, "-m", "ppdbench", *words],
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     ) as bench:
         until = time.monotonic() + PATIENCE_S
-        while not list((tmp_path / "run").glob("samples*")) and time.monotonic() < until:
+        while not any(run.glob("samples*")) and time.monotonic() < until:
             time.sleep(LOOKED_S)
         while bench.poll() is None:
             bench.send_signal(signal.SIGINT)
-            time.sleep(HELD_S / 20)
+            time.sleep(LOOKED_S / 2)
         said = bench.stderr.read() if bench.stderr else ""
     assert bench.returncode == 130
     assert "ppdbench: interrupted" in said
