@@ -46,6 +46,11 @@ def test_an_ignored_ctrl_c_stays_ignored_unless_asked_for(handlers: None) -> Non
     assert isinstance(signal.getsignal(signal.SIGINT), Interrupts)
 
 
+def _hear_ctrl_c() -> None:
+    """Have Ctrl-C heard in the background, too, where shells have it ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_key_held_down_ends_a_run_with_one_line(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("bench", "--offline", "--task", "gsm8k", "--limit", "60", "--out", str(run))
@@ -54,6 +59,7 @@ def test_a_key_held_down_ends_a_run_with_one_line(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_hear_ctrl_c,
     ) as bench:
         until = time.monotonic() + PATIENCE_S
         while not any(run.glob("samples*")) and time.monotonic() < until:
