@@ -244,7 +244,7 @@ class Runner : public Work {
     void expect(Coming& coming, const Product& product, int64_t block, int64_t streams) const {
         const int64_t bytes = block_bytes(product), rest = (blocks(product.out) - block) * bytes;
         const int64_t most = MOST_COMING / streams;
-        coming.add((const char*)product.blob + block * bytes, rest < most ? rest : most);
+        coming.add(block_at(product, block), rest < most ? rest : most);
     }
     void expect_keys(Coming& coming, const Operation& op, int thread) const {
         const Attending whole = attending(op);
@@ -447,6 +447,9 @@ class Runner : public Work {
         if (product.form == PLAIN) return BLOCK * deep(product) * sizeof(T);
         return deep(product) / GROUP * group_words(int(product.form)) * sizeof(uint32_t);
     }
+    const char* block_at(const Product& product, int64_t block) const {
+        return (const char*)product.blob + block * block_bytes(product);
+    }
     bool asks(int64_t n) const { return few_ask[n > 2]; }
     int64_t deep(const Product& product) const {
         return NARROW ? whole_tiles(product.in) : product.in;
@@ -464,7 +467,7 @@ class Runner : public Work {
     }
     // A block of a product that is not stored otherwise.
     Block plain_block(const Product& product, int64_t block, float* sums) const {
-        return {(const char*)product.blob + block * block_bytes(product), sums};
+        return {block_at(product, block), sums};
     }
     // Sums of some rows with a block of a product. Not inlined, so that all is built sooner.
     __attribute__((noinline)) void multiply(const Operation& op, const Product& product,
@@ -477,10 +480,8 @@ class Runner : public Work {
         if (product.form == PLAIN)
             return products(path, NARROW, asks(n), plain_block(product, block, sums),
                             deep(product), rows, apart, n);
-        const int64_t words = deep(product) / GROUP * group_words(int(product.form));
-        stored_products(int(product.form), path, NARROW,
-                        (const uint32_t*)product.blob + block * words, deep(product), rows, apart,
-                        n, sums, own(thread) + SUMS);
+        stored_products(int(product.form), path, NARROW, (const uint32_t*)block_at(product, block),
+                        deep(product), rows, apart, n, sums, own(thread) + SUMS);
     }
     // The same with a block of another product, or of the same, the sums with which are `others`.
     void multiply_two(const Operation& op, const Product& one, int64_t block, const Product& two,
